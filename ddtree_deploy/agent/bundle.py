@@ -1,0 +1,60 @@
+"""Packs the agent's modules into what is sent on the host interpreter's stdin (client side only)."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from importlib import resources
+
+# The one command-line argument. Free of quotes, '!', '$' and newlines, so that sh, fish and csh pass it alike.
+LOADER = "import sys,zlib;r=sys.stdin.buffer;exec(zlib.decompress(r.read(int(r.readline()))))"
+
+_TRANSACT = ("root", "tree", "state", "processes", "commit", "transact")
+_MODULES = {
+    "snapshot": ("root", "walk", "manifest"),
+    "grep": ("root", "walk", "selection", "literals", "grep", "search"),
+    "find_def": ("root", "walk", "selection", "definitions", "search"),
+    "status": _TRANSACT,
+    "apply": _TRANSACT,
+    "rollback": _TRANSACT,
+    "recover": _TRANSACT,
+    "outcome": _TRANSACT,
+    "history": _TRANSACT,
+}
+
+_BOOT = """
+import sys
+if sys.version_info < (3, 8):
+    sys.stderr.write("ddtree-agent: python %d.%d is too old, 3.8 or later is needed\\n" % sys.version_info[:2])
+    sys.exit(9)
+import linecache, types
+_package = types.ModuleType("ddtree_agent")
+_package.__path__ = []
+sys.modules["ddtree_agent"] = _package
+for _name, _source in SOURCES:
+    _full = "ddtree_agent." + _name
+    _module = types.ModuleType(_full)
+    _module.__package__ = "ddtree_agent"
+    _module.__file__ = _full
+    sys.modules[_full] = _module
+    setattr(_package, _name, _module)
+    linecache.cache[_full] = (len(_source), None, _source.splitlines(True), _full)
+    exec(compile(_source, _full, "exec", dont_inherit=True), _module.__dict__)
+sys.exit(sys.modules["ddtree_agent.main"].main(NONCE))
+"""
+
+
+@functools.cache
+def _source(name: str) -> str:
+    return resources.files("ddtree_deploy.agent").joinpath(name + ".py").read_text("utf-8")
+
+
+def payload(operation: str, nonce: str) -> bytes:
+    """The bytes to write first: a decimal length line, then that many bytes of zlib-packed source.
+
+    Only the modules that ``operation`` needs travel: compiling them is most of the agent's start-up.
+    """
+    names = ("protocol", "call", *_MODULES[operation], "main")
+    sources = [(name, _source(name)) for name in names]
+    packed = zlib.compress(f"NONCE = {nonce!r}\nSOURCES = {sources!r}\n{_BOOT}".encode(), 6)
+    return b"%d\n" % len(packed) + packed

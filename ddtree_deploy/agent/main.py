@@ -1,0 +1,71 @@
+"""The agent's entry: read one request from stdin, run the named operation, answer on stdout."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from typing import Dict
+
+from . import protocol
+from .call import Call, read_request
+from .protocol import AgentError, MessageReader, MessageWriter, ProtocolError
+
+# operation -> (module of this package, function(call) -> result)
+OPERATIONS = {
+    "snapshot": ("manifest", "run_snapshot"),
+    "grep": ("search", "run_grep"),
+    "find_def": ("search", "run_find_def"),
+    "status": ("transact", "run_status"),
+    "apply": ("transact", "run_apply"),
+    "rollback": ("transact", "run_rollback"),
+    "recover": ("transact", "run_recover"),
+    "outcome": ("transact", "run_outcome"),
+    "history": ("transact", "run_history"),
+}
+
+
+def main(nonce: str) -> int:
+    """Serve one call on stdin/stdout; returns the process's exit status (0 also for a reported error)."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.umask(0o022)
+    out = sys.stdout.buffer
+    writer = MessageWriter(out.write, out.flush)
+    reader = MessageReader(sys.stdin.buffer.read)
+    blobs: Dict[str, bytes] = {}
+    out.write(protocol.MAGIC + nonce.encode("ascii") + b"\n")
+    out.flush()
+    try:
+        request = read_request(reader, blobs)
+    except (ProtocolError, StopIteration) as error:
+        sys.stderr.write("ddtree-agent: incomplete request: %s\n" % error)
+        return 3
+    call = Call(request, reader, writer)
+    call.blobs = blobs
+    try:
+        where = OPERATIONS.get(str(request.get("op")))
+        if where is None:
+            raise AgentError("DD307", "the agent knows no operation %r" % (request.get("op"),))
+        module = importlib.import_module("." + where[0], __package__)
+        result = getattr(module, where[1])(call)
+    except AgentError as error:
+        call.finish(
+            protocol.ERROR,
+            {"code": error.code, "message": error.message, "hint": error.hint, "details": error.details},
+        )
+    except Exception as error:  # noqa: BLE001 - the client turns it into one line; the trace goes to stderr
+        sys.stderr.write(traceback.format_exc())
+        call.finish(
+            protocol.ERROR,
+            {
+                "code": "DD901",
+                "message": "the agent failed: %s: %s" % (type(error).__name__, error),
+                "hint": None,
+                "details": [],
+            },
+        )
+    else:
+        call.finish(protocol.REQUEST, result)
+    return 0

@@ -1,0 +1,1 @@
+"""Which host is meant, and how to run something on it."""
