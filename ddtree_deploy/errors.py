@@ -74,12 +74,13 @@ CODES: dict[str, tuple[str, ExitStatus]] = {
     # transactions
     "DD501": ("another deployer holds the lock", ExitStatus.LOCKED),
     "DD502": ("the tree changed between plan and commit", ExitStatus.REFUSED),
-    "DD503": ("a transaction was interrupted", ExitStatus.REFUSED),
+    "DD503": ("an earlier transaction was interrupted and waits for recovery", ExitStatus.REFUSED),
     "DD504": ("the host's tree could not be written", ExitStatus.REFUSED),
     "DD505": ("the transaction failed and was undone", ExitStatus.ROLLED_BACK),
     "DD506": ("undoing the transaction failed", ExitStatus.ROLLBACK_INCOMPLETE),
     "DD507": ("engine processes run from this root", ExitStatus.REFUSED),
     "DD508": ("the host's state folder cannot be used", ExitStatus.REFUSED),
+    "DD510": ("a transaction stopped half-way and needs a person", ExitStatus.ROLLBACK_INCOMPLETE),
     "DD509": ("a symbolic link is in the way", ExitStatus.REFUSED),
     # launch
     "DD601": ("the service cannot be rendered", ExitStatus.USAGE),

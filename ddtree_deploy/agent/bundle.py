@@ -11,10 +11,12 @@ LOADER = "import sys,zlib;r=sys.stdin.buffer;exec(zlib.decompress(r.read(int(r.r
 
 _TRANSACT = ("root", "tree", "state", "processes", "commit", "transact")
 _MODULES = {
+    "facts": ("root",),
     "snapshot": ("root", "walk", "manifest"),
     "grep": ("root", "walk", "selection", "literals", "grep", "search"),
     "find_def": ("root", "walk", "selection", "definitions", "search"),
-    "status": _TRANSACT,
+    "plan": _TRANSACT,
+    "status": ("walk", "root", "manifest", *_TRANSACT[1:]),
     "apply": _TRANSACT,
     "rollback": _TRANSACT,
     "recover": _TRANSACT,

@@ -325,13 +325,13 @@ class Transaction:
     def undo(self, outcome: str) -> List[str]:
         """Bring every file back to its entry before; returns the paths that had to be restored.
 
-        Raises AgentError DD506 if a file could not be restored, DD503 if a file is neither as before nor as
+        Raises AgentError DD506 if a file could not be restored, DD510 if a file is neither as before nor as
         after (someone else edited it): then nothing is restored.
         """
         todo, foreign = self._sort_out()
         if foreign:
             raise AgentError(
-                "DD503",
+                "DD510",
                 "transaction %s cannot be undone: files were edited since" % self.journal["id"],
                 "save your edits elsewhere, then `ddtree-deploy recover --force` puts the files back",
                 foreign,

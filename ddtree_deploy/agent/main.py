@@ -15,9 +15,11 @@ from .protocol import AgentError, MessageReader, MessageWriter, ProtocolError
 
 # operation -> (module of this package, function(call) -> result)
 OPERATIONS = {
+    "facts": ("root", "run_facts"),
     "snapshot": ("manifest", "run_snapshot"),
     "grep": ("search", "run_grep"),
     "find_def": ("search", "run_find_def"),
+    "plan": ("transact", "run_status"),
     "status": ("transact", "run_status"),
     "apply": ("transact", "run_apply"),
     "rollback": ("transact", "run_rollback"),

@@ -11,6 +11,7 @@ import site as site_module
 import sys
 from typing import Any, Dict, List, Optional
 
+from .call import Call
 from .protocol import AgentError
 
 PACKAGE = "sglang"
@@ -110,15 +111,7 @@ class Root:
             "installer": self.installer,
             "editable": self.editable,
             "dist_info": os.path.basename(self.dist_info) if self.dist_info else None,
-            "python": {
-                "executable": sys.executable,
-                "version": platform.python_version(),
-                "tag": "cp%d%d" % sys.version_info[:2],
-                "prefix": sys.prefix,
-                "machine": platform.machine(),
-                "system": platform.system(),
-                "libc": "-".join(platform.libc_ver()),
-            },
+            "python": python_facts(),
             "foreign_python": self.foreign_python(),
         }
 
@@ -153,6 +146,24 @@ class Root:
         if self.declared or _found_by_import() == self.site:
             return None
         return "%s does not import sglang from %s" % (sys.executable, self.site)
+
+
+def python_facts() -> Dict[str, Any]:
+    """The interpreter that the agent runs on, and the machine, as a wheel's tags name them."""
+    return {
+        "executable": sys.executable,
+        "version": platform.python_version(),
+        "tag": "cp%d%d" % sys.version_info[:2],
+        "prefix": sys.prefix,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "libc": "-".join(platform.libc_ver()),
+    }
+
+
+def run_facts(_call: Call) -> Dict[str, Any]:
+    """The operation ``facts``: :func:`python_facts`, also where there is no sglang."""
+    return python_facts()
 
 
 def _dist_infos(folder: str) -> List[str]:

@@ -422,19 +422,24 @@ def _reinstalled(site: _Site, tree: Tree, layers: List[Dict[str, Any]], layer: D
 def run_status(call: Call) -> Dict[str, Any]:
     """How the root stands: record, entries of the recorded and the asked ``paths``, processes, interruption.
 
-    With ``contents``, a message ``{"contents": [path, ...]}`` and then the bytes of those files, in this order.
+    ``sets``: names of sets whose recorded files count as asked for.
+    With ``contents``, a message ``{"contents": [path, ...]}`` and then the bytes of those files, in this order;
+    for a link, with ``break_links``, those of the file that it leads to, whose mode is in ``linked``.
+    With ``survey``, ``record``: what of the engine's folders is not as the installer's RECORD says.
     """
     site = _Site(call)
     record = site.state.record()
     top = _top_entries(record["layers"])
     asked = [check_path(path, site.root.package) for path in call.request.get("paths") or []]
+    names = set(call.request.get("sets") or [])
+    asked += sorted(
+        {item["path"] for layer in record["layers"] if layer["set"] in names for item in layer["files"]} - set(asked)
+    )
+    linked: Dict[str, Dict[str, Any]] = {}
     with Tree(site.root.site) as tree:
         entries = {path: _quiet_entry(tree, path) for path in sorted(set(top) | set(asked))}
         if call.request.get("contents"):
-            call.message({"contents": [path for path in asked if _is_file(entries[path])]})
-            for path in asked:
-                if _is_file(entries[path]):
-                    _send(call, tree, path, entries[path])
+            linked = _send_contents(call, tree, {path: entries[path] for path in asked})
         lost = [layer["set"] for layer in record["layers"] if _reinstalled(site, tree, record["layers"], layer)]
     holder = site.state.holder()
     journal = None if holder else site.state.interrupted()
@@ -445,6 +450,8 @@ def run_status(call: Call) -> Dict[str, Any]:
         "layers": record["layers"],
         "reinstalled": lost,
         "entries": entries,
+        "linked": linked,
+        "record": _survey(site.root) if call.request.get("survey") else None,
         "processes": processes.running(site.root),
         "holder": holder,
         "interrupted": journal["history"] if journal else None,
@@ -452,15 +459,45 @@ def run_status(call: Call) -> Dict[str, Any]:
     }
 
 
-def _is_file(entry: Entry) -> bool:
-    return entry is not None and entry["kind"] == "file"
+def _send_contents(call: Call, tree: Tree, listed: Dict[str, Entry]) -> Dict[str, Dict[str, Any]]:
+    """Send the bytes of the listed files; returns the entries of the files that links lead to, if asked for."""
+    linked: Dict[str, Dict[str, Any]] = {}
+    pieces = []
+    for path, entry in listed.items():
+        if entry is None or entry["kind"] == "other":
+            continue
+        if entry["kind"] == "link":
+            if not call.request.get("break_links"):
+                continue
+            try:
+                with open(os.path.join(tree.site, path), "rb") as handle:
+                    data = handle.read()
+                    linked[path] = file_entry(data, os.fstat(handle.fileno()).st_mode & 0o7777)
+            except OSError as error:
+                raise AgentError("DD509", "%s leads nowhere: %s" % (path, error.strerror)) from None
+        else:
+            now, _info, data = tree.entry(path)
+            if not same(now, entry):
+                raise AgentError("DD403", "%s changed while it was read" % path, "run the command again")
+        pieces.append((path, data))
+    call.message({"contents": [path for path, _data in pieces]})
+    for _path, data in pieces:
+        call.data(data)
+    return linked
 
 
-def _send(call: Call, tree: Tree, path: str, listed: Entry) -> None:
-    entry, _info, data = tree.entry(path)
-    if not same(entry, listed):
-        raise AgentError("DD403", "%s changed while it was read" % path, "run the command again")
-    call.data(data)
+def _survey(root: Root) -> Dict[str, Any]:
+    """The engine's folders against RECORD: its state, and the paths that differ, are not listed, are missing."""
+    from .manifest import Manifest
+
+    manifest = Manifest(root, False)
+    found: Dict[str, List[str]] = {"differs": [], "unlisted": []}
+    for scan in manifest.scan():
+        verdict = scan.entry.get("record")
+        if verdict in found:
+            found[verdict].append(scan.entry["path"])
+    summary: Dict[str, Any] = manifest.facts["record"]
+    return dict(summary, files=manifest.count, tree=manifest.tree, **found)
 
 
 def _quiet_entry(tree: Tree, path: str) -> Entry:

@@ -138,9 +138,15 @@ class Exchange:
 class HostSession:
     """One open way to a host; each call is one exec of the agent there."""
 
-    def __init__(self, target: Target, transport: Transport) -> None:
+    def __init__(self, target: Target, connect: Callable[[], Transport]) -> None:
         self.target = target
-        self._transport = transport
+        self._connect = connect
+        self._transport = connect()
+
+    def reconnect(self) -> None:
+        """Drop the connection and open a new one. Raises DeployError DD30x."""
+        self._transport.close()
+        self._transport = self._connect()
 
     def __enter__(self) -> HostSession:
         return self

@@ -376,7 +376,7 @@ def test_recovery_stops_at_an_edit_made_since(host, monkeypatch):
     refused("DD506", host.apply, layer("one", A, B))
     monkeypatch.undo()
     (host.site / "sglang/srt/b.py").write_bytes(b"MINE = 1\n")
-    error = refused("DD503", host.recover)
+    error = refused("DD510", host.recover)
     assert "b.py" in error.details[0]
     result = host.recover(force=True)
     assert any(Path(note.split(" ", 1)[1]).read_bytes() == b"MINE = 1\n" for note in result["notes"])

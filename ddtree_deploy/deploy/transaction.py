@@ -1,0 +1,81 @@
+"""Run one changing operation on a host and learn its true outcome, also when the connection is cut."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddtree_deploy import __version__
+from ddtree_deploy.errors import DeployError
+from ddtree_deploy.hosts.session import ConnectionLost, HostSession, Progress
+
+_RECONNECT_DELAYS_S = (0.2, 1.0, 3.0, 10.0)
+_RUNNING_LIMIT_S = 900.0
+
+
+def client_name() -> str:
+    """``user@machine`` of whoever runs this command; the host adds the account that it sees."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def transact(
+    session: HostSession,
+    operation: str,
+    args: Mapping[str, Any],
+    blobs: Sequence[bytes] = (),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Run ``operation`` as a transaction with an id of our own and return what the host read back.
+
+    A lost connection is not an answer: the host is asked, over a new one, what became of that id. Raises
+    DeployError; after :class:`ConnectionLost` the message says whether anything was changed, or that the host
+    could not be asked.
+    """
+    transaction = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
+    request = {**args, "transaction": transaction, "who": client_name(), "client": f"ddtree-deploy {__version__}"}
+    try:
+        return session.call(operation, request, blobs, progress)
+    except ConnectionLost as lost:
+        return _settle(session, transaction, lost)
+
+
+def _settle(session: HostSession, transaction: str, lost: ConnectionLost) -> dict[str, Any]:
+    host = session.target.name
+    _reconnect(session, transaction, lost)
+    deadline = time.monotonic() + _RUNNING_LIMIT_S
+    while True:
+        answer = session.call("outcome", {"transaction": transaction})
+        if answer["outcome"] != "running" or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    outcome = answer["outcome"]
+    if outcome == "committed":
+        note = "the connection was lost during the transaction; the host finished it"
+        return {**answer, "transaction": transaction, "notes": [note], "processes": []}
+    if outcome == "undone":
+        raise DeployError("DD505", f"{host}: the transaction was undone; see `history`", "every file is as before")
+    if outcome == "unknown":
+        raise DeployError("DD308", f"{host}: the connection was lost before anything was changed", "try again")
+    raise DeployError("DD510", f"{host}: transaction {transaction} is {outcome}", "run `ddtree-deploy recover`")
+
+
+def _reconnect(session: HostSession, transaction: str, lost: ConnectionLost) -> None:
+    for delay in _RECONNECT_DELAYS_S:
+        time.sleep(delay)
+        with contextlib.suppress(DeployError):
+            session.reconnect()
+            return
+    raise DeployError(
+        "DD308",
+        f"{session.target.name}: the connection was lost during transaction {transaction} and could not be restored",
+        "the host finishes or undoes it by itself; ask it with `ddtree-deploy status`, then `recover` if it says so",
+    ) from lost
