@@ -422,18 +422,15 @@ class Transaction:
 
 
 def check_compiles(operations: List[Dict[str, Any]], contents: Dict[str, bytes]) -> None:
-    """Compile every module as it will be, in memory. Raises AgentError DD112 naming each file and line."""
+    """Compile every module as it will be, in memory. Raises AgentError DD112 naming each file and line.
+
+    A file that did not compile before either is no module of the engine's, and is let through.
+    """
     bad = []
     for operation in operations:
-        after = operation["after"]
-        if not operation["path"].endswith(".py") or after is None or after["kind"] != "file":
-            continue
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                compile(contents[after["sha256"]], operation["path"], "exec", dont_inherit=True)
-        except (SyntaxError, ValueError) as error:
-            bad.append("%s: line %s: %s" % (operation["path"], getattr(error, "lineno", "?"), error))
+        problem = _compile_problem(operation["path"], operation["after"], contents)
+        if problem and not _compile_problem(operation["path"], operation["before"], contents):
+            bad.append("%s: %s" % (operation["path"], problem))
     if bad:
         raise AgentError(
             "DD112",
@@ -441,6 +438,20 @@ def check_compiles(operations: List[Dict[str, Any]], contents: Dict[str, bytes])
             "the patch is wrong or made for another version",
             bad,
         )
+
+
+def _compile_problem(path: str, entry: Entry, contents: Dict[str, bytes]) -> Optional[str]:
+    if not path.endswith(".py") or entry is None or entry["kind"] != "file":
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(contents[entry["sha256"]], path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        return "line %s: %s" % (getattr(error, "lineno", "?"), error)
+    except (RecursionError, MemoryError) as error:
+        return "too deeply nested: %s" % type(error).__name__
+    return None
 
 
 def remove_folders(tree: Tree, folders: List[str]) -> None:

@@ -1,6 +1,6 @@
 """Where a symbol is defined and used, by syntax tree. Pure: sources in, findings out.
 
-A file is parsed only if its bytes hold the symbol's last name. One that does and cannot be parsed (damaged, or
+A file is parsed only if its bytes hold the symbol's names. One that does and cannot be parsed (damaged, or
 newer syntax than this interpreter's) is reported as unparsed, with what a look at its lines suggests.
 """
 
@@ -10,7 +10,7 @@ import ast
 import re
 import sys
 import warnings
-from typing import Any, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from .protocol import AgentError
 
@@ -111,8 +111,16 @@ class FindOptions:
         self.after = after
         self.whole = whole
         self.refs = refs
-        word = re.escape(self.name.encode("utf-8"))
-        self.held = re.compile(rb"(?<![A-Za-z0-9_])" + word + rb"(?![A-Za-z0-9_])").search
+        self._words = {part: _word(part) for part in self.parts}
+
+    def may_hold(self, path: str, data: bytes) -> bool:
+        """False only if the file does not mention the symbol: its last name, and the others here or in the path."""
+        if not self._words[self.name](data):
+            return False
+        if self.refs:
+            return True
+        module = module_name(path).split(".")
+        return all(part in module or self._words[part](data) for part in self.parts[:-1])
 
     @classmethod
     def parse(cls, request: Mapping[str, Any]) -> FindOptions:
@@ -121,14 +129,19 @@ class FindOptions:
         return cls(request["symbol"], **{name: request[name] for name in names if name in request})
 
 
+def _word(name: str) -> Callable[[bytes], bool]:
+    raw = name.encode("utf-8")
+    search = re.compile(rb"(?<![A-Za-z0-9_])" + re.escape(raw) + rb"(?![A-Za-z0-9_])").search
+    return lambda data: raw in data and search(data) is not None
+
+
 def find_def(files: Iterable[Tuple[str, bytes]], options: FindOptions) -> Findings:
     """What the Python sources among ``files`` (path, bytes) say about the symbol."""
     found = Findings([], [], [])
-    needle = options.name.encode("utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the parser, about other people's escape sequences
         for path, data in files:
-            if path.endswith(SUFFIXES) and needle in data and options.held(data):
+            if path.endswith(SUFFIXES) and options.may_hold(path, data):
                 _search(path, data, options, found)
     found.definitions.sort(key=lambda item: (RANKS[item.kind], _bytes(item.path), item.line))
     found.references.sort(key=lambda item: (_bytes(item.path), item.line, item.label))
@@ -144,8 +157,11 @@ def _search(path: str, data: bytes, options: FindOptions, found: Findings) -> No
     try:
         tree = ast.parse(data, path)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = error.lineno if isinstance(error, SyntaxError) else None
-        reason = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
+        line, reason = None, str(error)
+        if isinstance(error, SyntaxError):
+            line, reason = error.lineno, error.msg
+        elif isinstance(error, (RecursionError, MemoryError)):
+            reason = "it is nested too deeply"
         found.unparsed.append(Unparsed(path, line, "%s cannot parse it: %s" % (_PYTHON, reason)))
         found.definitions.extend(_guesses(path, data, options))
         return

@@ -278,11 +278,15 @@ def _send(call: Call, site: str, entry: Dict[str, Any]) -> None:
     try:
         node = Node(entry["path"], "file", folder, local_name(name))
         if entry["size"] > MAX_TEXT:
-            digest = hashlib.sha256()
+            digest, left = hashlib.sha256(), entry["size"]
             with Reading(node) as reading:
-                for piece in iter(lambda: reading.read(1 << 20), b""):
+                while left:
+                    piece = reading.read(min(left, 1 << 20))
+                    if not piece:
+                        break
                     digest.update(piece)
                     call.data(piece)
+                    left -= len(piece)
             if digest.hexdigest() != entry["sha256"]:
                 raise Changed(entry["path"])
             return

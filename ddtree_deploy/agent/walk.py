@@ -241,7 +241,8 @@ def hash_file(node: Node) -> Tuple[os.stat_result, bytes]:
     for attempt in (1, 2):
         with Reading(node) as reading:
             digest, size = hashlib.sha256(), 0
-            while True:
+            # A file that grows as fast as it is read must not be read for ever.
+            while size <= reading.info.st_size:
                 piece = reading.read(1 << 20)
                 if not piece:
                     break

@@ -63,8 +63,16 @@ class Exchange:
         seen = b""
         while magic not in seen:
             piece = self._process.read(4096)
-            if not piece or len(seen) > protocol.MAX_NOISE:
+            if not piece:
                 raise self._no_answer(seen)
+            if len(seen) > protocol.MAX_NOISE:
+                # Whatever speaks is not the agent, and need never stop: its end is not waited for.
+                self._process.kill()
+                raise DeployError(
+                    "DD306",
+                    f"{self._host}: over {protocol.MAX_NOISE} bytes of noise and no agent: {_tail(seen)}",
+                    "look at what the login shell's start-up files print",
+                )
             self.bytes_received += len(piece)
             seen += piece
         self._ahead = seen.partition(magic)[2]
@@ -130,9 +138,14 @@ class Exchange:
             )
         if status is None and not said:
             return ConnectionLost(where)
-        noise = seen[-200:].decode("utf-8", "replace").strip()
-        words = last or noise or "nothing was said"
+        words = last or _tail(seen) or "nothing was said"
         return DeployError("DD306", f"{where}: the agent did not start: {words}", "try `ssh HOST python3 -V` by hand")
+
+
+def _tail(seen: bytes) -> str:
+    """The last line of what came instead of the agent."""
+    lines = seen[-200:].decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 class HostSession:

@@ -228,11 +228,16 @@ class _Opener:
                 late = time.monotonic() - begun >= timeout
                 busy = "banner" in str(error) and not late and proxy is None
                 if busy and attempt < _BUSY_RETRIES:
-                    time.sleep((attempt + 1) * random.uniform(0.2, 0.6))  # noqa: S311 - spreads retries
+                    _pause(attempt)
                     continue
                 raise _no_handshake(config, error, timeout, late, proxy) from None
             return transport
         raise AssertionError("the last attempt returns or raises")
+
+
+def _pause(attempt: int) -> None:
+    """Wait before another try, by chance, so that several clients do not come back together."""
+    time.sleep((attempt + 1) * random.uniform(0.2, 0.6))  # noqa: S311 - nothing secret
 
 
 def _through(via: paramiko.Transport, config: SshConfig, timeout: float) -> paramiko.Channel:

@@ -24,9 +24,12 @@ NO_CONFIG = "none"
 _TIMEOUT = 15.0  # seconds; `Match exec` may run a command of the user's
 _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 _DEFAULT_IDENTITIES = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
-# Directives that paramiko's reader passes over, and the Match words that it decides as OpenSSH does.
+# Directives that paramiko's reader passes over, and the Match words that it decides as OpenSSH does. (It reads
+# twice, so `host` and `user` would see what stands below them.)
 _UNREAD = frozenset(("include", "tag"))
-_MATCH_WORDS = frozenset(("all", "host", "originalhost", "user", "localuser"))
+# Its handling of tokens, `~` and `none` is not OpenSSH's: they pass through it in disguise.
+_SHOW = {0xE000: "%", 0xE001: "~", 0xE002: "none"}
+_MATCH_WORDS = frozenset(("all", "originalhost", "localuser"))
 
 
 @dataclass(frozen=True)
@@ -115,16 +118,27 @@ def _ask_paramiko(destination: Destination, config_file: str | None) -> dict[str
             )
         text += content + "\nHost *\n"
     try:
-        found = paramiko.SSHConfig.from_text(text).lookup(destination.host)
+        found = paramiko.SSHConfig.from_text(_hidden(text)).lookup(destination.host)
     except paramiko.ConfigParseError as error:
         raise DeployError("DD305", f"{files[0]}: {error}") from None
-    for later in [word for word in found if word in ("proxyjump", "proxycommand")][1:]:
-        del found[later]  # the first of the two wins, also when it is `none`
-    options = {word: value if isinstance(value, list) else [value] for word, value in found.items() if value}
+    options = {
+        word: [each.translate(_SHOW) for each in (value if isinstance(value, list) else [value])]
+        for word, value in found.items()
+    }
+    # As OpenSSH: the first of the two wins, also `ProxyCommand none`, but `ProxyJump none` only ends itself.
+    if options.get("proxyjump") == [NO_CONFIG]:
+        del options["proxyjump"]
+    for later in [word for word in options if word in ("proxyjump", "proxycommand")][1:]:
+        del options[later]
+    options["hostname"] = [_expand(options["hostname"][0], {"%": "%", "h": destination.host}, environment=False)]
     options.setdefault("identityfile", [f"~/.ssh/{name}" for name in _DEFAULT_IDENTITIES])
     options.setdefault("userknownhostsfile", ["~/.ssh/known_hosts ~/.ssh/known_hosts2"])
     options.setdefault("globalknownhostsfile", ["/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"])
     return options
+
+
+def _hidden(text: str) -> str:
+    return re.sub(r"(?i)(?<=[\s=])none(?=\s)", "\ue002", text).replace("%", "\ue000").replace("~", "\ue001")
 
 
 def _misread(text: str) -> Iterator[tuple[int, str]]:
@@ -136,8 +150,8 @@ def _misread(text: str) -> Iterator[tuple[int, str]]:
         word, value = found[1].lower(), found[2].strip()
         if word in _UNREAD or (word == "canonicalizehostname" and value.lower() not in ("no", "false")):
             yield number, found[1]
-        elif "%%" in value:
-            yield number, f"%% in {found[1]}"
+        elif value.count('"') > 2:
+            yield number, f"several quoted words in {found[1]}"
         elif re.search(r"(^|\s)#", value):
             yield number, "a comment behind a value"
         elif word == "host" and "[" in value:
@@ -155,7 +169,7 @@ def _resolve(destination: Destination, options: Mapping[str, Sequence[str]]) -> 
 
     def one(word: str) -> str | None:
         values = options.get(word, ())
-        value = values[0].strip().strip('"') if values else ""
+        value = re.sub(r'^"([^"]*)"$', r"\1", values[0].strip()) if values else ""
         return None if not value or value.lower() == "none" else value
 
     if (one("proxyusefdpass") or "no").lower() in ("yes", "true"):

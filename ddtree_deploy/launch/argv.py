@@ -17,10 +17,10 @@ from ddtree_deploy.launch import flags, quoting
 from ddtree_deploy.launch.service import DDTREE, LEGAL_TP, Service, illegal_tp
 
 _SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-# Attention backends with kernels for compute capabilities 8.0 to 10.x only.
-_NOT_ON_SM120 = frozenset({"fa3", "flashmla", "cutlass_mla", "trtllm_mla", "nsa", "dsa"})
+# Attention backends without kernels for compute capability 12.0, in all versions and before the named one.
+_NOT_ON_SM120 = frozenset({"fa3", "flashmla", "cutlass_mla", "trtllm_mla"})
+_LATER_ON_SM120 = {"nsa": Version("0.5.17"), "dsa": Version("0.5.17"), "trtllm_mha": Version("0.5.23")}
 _ON_SM120 = ("flashinfer", "triton")
-_TRTLLM_PREFILL_ON_SM120 = Version("0.5.23")
 _DEEP_GEMM_OFF_ON_SM120 = Version("0.5.14")
 _DRAFTER_ROPE_READ = Version("0.5.13")
 
@@ -120,8 +120,12 @@ def _refusals(service: Service, engine: Version) -> Iterator[str]:
             backend = getattr(service, key)
             if backend in _NOT_ON_SM120:
                 yield f"{key} {backend} has no kernels for {where}: use {allowed}"
-        if service.attention_backend == "trtllm_mha" and engine < _TRTLLM_PREFILL_ON_SM120:
-            yield f"attention_backend trtllm_mha cannot prefill on {where} in sglang {engine}: use {allowed}"
+        since = _LATER_ON_SM120.get(service.attention_backend or "")
+        if since is not None and engine < since:
+            yield (
+                f"attention_backend {service.attention_backend} does not work on {where} before sglang "
+                f"{since}: use {allowed}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,13 @@ _PERCENT = re.compile(rb"\d{1,3}%")
 _BINARY = re.compile(rb"GIT binary patch|(?:Binary f|F)iles .+ differ|Binary file .+ has changed")
 _NORMAL = re.compile(rb"\d+(?:,\d+)?[acd]\d+(?:,\d+)?")
 _ED = re.compile(rb"\d+(?:,\d+)?[acdi]")
+_ONLY_IN = re.compile(rb"Only in [^:]+: .+")
+_SUBMODULE = re.compile(rb"Submodule .+ [0-9a-f]+\.{2,3}[0-9a-f]+")
+_SIGNATURE = re.compile(rb"(?!diff |Index: |From )[^ +\-\\@]")  # what follows the line `-- ` of a mail
 _CONTEXT_STARS = re.compile(rb"\*{15}(?: .*)?")
 _ORPHAN = re.compile(
-    rb"(?:old|new|new file|deleted file) mode [0-7]{6}|(?:dis)?similarity index \d+%|index [0-9a-f]+\.\.[0-9a-f]+"
+    rb"(?:old|new|new file|deleted file) mode [0-7]{6}|(?:dis)?similarity index \d+%"
+    rb"|index [0-9a-f]+\.\.[0-9a-f]+(?: [0-7]{6})?"
 )
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.\d+)? ?(?:([-+]\d\d):?(\d\d)|Z)?")
 _SVN_ABSENT = (b"(nonexistent)", b"(revision 0)")
@@ -182,16 +186,16 @@ class _Reader:
             return text
         if text:
             return True
-        if line in (b"-- ", b"--") and self.line(at + 1)[:1] not in (b"", b" ", b"+", b"-", b"\\", b"@"):
+        if line in (b"-- ", b"--") and _SIGNATURE.match(self.line(at + 1)):
             return True
         if line[0] in _BODY:
             self.problem(at, f"{self.last_hunk} ends before this line, {printable(line)}")
             self.resync()
             return False
-        if line.startswith((b"From ", b"# HG changeset patch")) or self.blank:
-            return True
         if line.startswith((b"diff ", b"Index: ")):
             return False
+        if line.startswith((b"From ", b"# HG changeset patch")) or self.blank:
+            return True
         self.problem(at, f"text directly after a file's diff, {printable(line)}: a damaged line of it?")
         return True
 
@@ -216,9 +220,9 @@ class _Reader:
             reason = f"a git header line outside of a 'diff --git' section, {printable(line)}"
         elif line.startswith(b"Property changes on: "):
             reason = "svn property changes are not supported"
-        elif line.startswith(b"Submodule ") and not text:
+        elif _SUBMODULE.match(line):
             reason = "submodule changes are not supported"
-        elif line.startswith(b"Only in ") and not text:
+        elif _ONLY_IN.fullmatch(line):
             reason = f"{printable(line)}: the diff lacks that file; make it with diff -N"
         elif line.startswith(b"--- ") and (at + 1 >= len(self.lines) or self.starts(at + 1, b"@@ -")):
             reason = f"a '---' header without a '+++' header, {printable(line)}"

@@ -173,7 +173,8 @@ def _find(text: _Text, hunk: Hunk, reason: str | None, moved: int) -> int:
         if reason and text.has(hunk.old, hunk.index):
             raise _NowhereError("DD102", reason)
         if not hunk.old:
-            raise _NowhereError("DD102", f"inserts at line {hunk.index + 1}, where no whole line ends")
+            at = hunk.index
+            raise _NowhereError("DD102", f"inserts without any context at line {at + 1}, where no whole line ends")
         if reason:
             raise _NowhereError("DD102", f"has no context and {_mismatch(text, hunk, [hunk.index])}")
         raise _NowhereError("DD102", "has no context, and another hunk shows that the file's lines have moved")

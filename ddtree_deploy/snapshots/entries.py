@@ -107,6 +107,7 @@ class ManifestReader:
         self._lines: list[bytes] = []
         self._last = b""
         self._folders: set[str] = set()
+        self._sizes: dict[str, int] = {}
         self._total = 0
 
     def read(self, line: bytes) -> Entry:
@@ -121,8 +122,10 @@ class ManifestReader:
         entry = _entry(raw)
         if raw.keys() != set(entry.__slots__):
             raise BadEntry(f"the entry of {entry.path!r} says too much")
-        if isinstance(entry, FileEntry) and entry.content:
-            self._total += entry.size
+        if isinstance(entry, FileEntry):
+            self._total += entry.size if entry.content else 0
+            if self._sizes.setdefault(entry.sha256, entry.size) != entry.size:
+                raise BadEntry(f"the sha256 of {entry.path!r} has two sizes")
         self._entries[entry.path] = entry
         self._lines.append(line)
         if len(self._lines) > MAX_FILES or self._total > MAX_TOTAL_BYTES:

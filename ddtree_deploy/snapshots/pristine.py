@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -190,7 +191,7 @@ class PristineTree(Mapping[str, bytes]):
         self.wheel = wheel
         try:
             self._zip = zipfile.ZipFile(wheel)
-        except (OSError, zipfile.BadZipFile) as error:
+        except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
             raise self._unsound(str(error)) from None
         try:
             self._read_index()
@@ -220,6 +221,8 @@ class PristineTree(Mapping[str, bytes]):
         if any(name.partition("/")[0].endswith(".data") for name in self._members):
             raise self._unsound("it has a .data folder, which is not supported")
         self._rows = self._read_record()
+        if f"{self.dist_info}/METADATA" not in self:
+            raise self._unsound("it has no METADATA")
         metadata = self[f"{self.dist_info}/METADATA"].decode("utf-8", "replace")
         found = re.search(r"^Version: *(\S+)", metadata, re.MULTILINE)
         if not found:
@@ -261,7 +264,7 @@ class PristineTree(Mapping[str, bytes]):
             raise self._unsound(f"{path} is too large")
         try:
             return self._zip.read(member)
-        except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
+        except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error) as error:
             raise self._unsound(f"{path}: {error}") from None
 
     def __getitem__(self, path: str) -> bytes:

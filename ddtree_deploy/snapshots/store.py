@@ -204,7 +204,9 @@ class Store:
         """
         every = self.snapshots(host)
         if text == "latest" and every:
-            return every[-1]
+            # Stamps order one host's snapshots; between hosts the clock decides.
+            newest = {item.host: item for item in every}
+            return max(newest.values(), key=lambda item: item.header.taken)
         exact = [item for item in every if text in (item.id, item.host)]
         if exact:
             return exact[-1]
@@ -229,11 +231,12 @@ class Store:
         )
 
     def _host_folder(self, host: str) -> Path:
-        name = quote(host, safe="@+=,~")
+        raw = host.encode("utf-8", "surrogateescape")
+        name = quote(raw, safe="@+=,~")
         if name.startswith((".", "-")):
             name = f"%{ord(name[0]):02X}{name[1:]}"
         if len(name) > 200:
-            name = f"{name[:180]}%~{hashlib.sha256(host.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+            name = f"{name[:180]}%~{hashlib.sha256(raw).hexdigest()[:16]}"
         return self._hosts / name
 
     # Objects.
@@ -303,7 +306,7 @@ class Store:
         """Write the manifest of a snapshot whose objects are here."""
         folder = self._host_folder(host)
         folder.mkdir(parents=True, exist_ok=True)
-        taken = datetime.now(UTC).replace(microsecond=0)
+        taken = datetime.now(UTC)
         header = Header(host, taken, manifest.tree, manifest.state, len(manifest.entries), manifest.facts)
         draft = folder / f".{secrets.token_hex(8)}"
         try:
@@ -313,11 +316,11 @@ class Store:
                 handle.flush()
                 os.fsync(handle.fileno())
             # Ids sort by age even when the clock stands still or goes back.
-            stamp = taken
+            stamp = taken.replace(microsecond=0)
             earlier = self.snapshots(host)
             if earlier:
                 last = datetime.strptime(earlier[-1].name.partition("-")[0], STAMP).replace(tzinfo=UTC)
-                stamp = max(taken, last + timedelta(seconds=1))
+                stamp = max(stamp, last + timedelta(seconds=1))
             while True:
                 path = folder / f"{stamp.strftime(STAMP)}-{manifest.tree[:8]}.jsonl"
                 try:
@@ -379,9 +382,9 @@ def _listing(folder: Path) -> list[Path]:
 def _host_of(folder: Path, manifest: Path) -> str:
     name = folder.name
     if "%~" not in name:
-        return unquote(name)
+        return unquote(name, errors="surrogateescape")
     try:
         with manifest.open("rb") as handle:
             return str(json.loads(handle.readline())["host"])
     except (OSError, ValueError, LookupError, TypeError):
-        return unquote(name.partition("%~")[0])
+        return unquote(name.partition("%~")[0], errors="surrogateescape")

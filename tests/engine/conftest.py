@@ -82,12 +82,14 @@ def trees(wheel_site, patched_site) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def run_child() -> Callable[[str, Path, object], list]:
+def run_child(tmp_path_factory) -> Callable[[str, Path, object], list]:
     """Run a script of child/ on a site's engine, one process for the whole list of inputs."""
+    bytecode = tmp_path_factory.mktemp("bytecode")  # the pristine site stays as it is
 
     def run(script: str, site: Path, inputs: object) -> list:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", CHILD / script, site],
+            env={**os.environ, "PYTHONPYCACHEPREFIX": str(bytecode)},
             input=json.dumps(inputs),
             capture_output=True,
             text=True,

@@ -154,7 +154,7 @@ def test_random_schedules(trees, run_child):
             + [[[30, 90]]],
             "retract": rng.sample(range(2, 30), 2),
         }
-        for seed in range(8)
+        for seed in range(6)
     ]
     reports = run_child("track_flow.py", trees["patched"], schedules)
     for report in reports:

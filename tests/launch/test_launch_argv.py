@@ -188,8 +188,9 @@ def test_all_refusals_at_once() -> None:
     assert len(caught.value.details) == 3
 
 
-def test_trtllm_mha_prefills_here_in_later_versions() -> None:
-    assert "trtllm_mha" in words(service(attention_backend="trtllm_mha"), engine="0.5.23")
+@pytest.mark.parametrize(("backend", "engine"), [("trtllm_mha", "0.5.23"), ("dsa", "0.5.17")])
+def test_backends_that_came_later(backend: str, engine: str) -> None:
+    assert backend in words(service(attention_backend=backend), engine=engine)
 
 
 def test_environment() -> None:

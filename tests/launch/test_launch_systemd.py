@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import pytest
@@ -144,7 +143,7 @@ services = st.builds(
     st.lists(strategies.values, max_size=4),
     strategies.environments,
     absolute_paths(quoting.unit_path),
-    absolute_paths(quoting.exec_program),
+    absolute_paths(quoting.exec_program).filter(lambda path: ":" not in path),
 )
 
 
@@ -168,14 +167,14 @@ def test_a_rendered_unit_says_what_the_command_says(tmp_path_factory, hostile: l
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 def test_verify_has_nothing_to_say(tp: int) -> None:
-    service = dataclasses.replace(examples.services()["qwen-ddtree"], python=sys.executable, secrets=("HF_TOKEN",))
+    service = dataclasses.replace(examples.services()["qwen-ddtree"], python="/bin/sh", secrets=("HF_TOKEN",))
     unit = render(service, tp).unit
     assert verify(unit.name, unit.text) == (0, "")
 
 
 def test_verify_would_notice() -> None:
     """The check above can fail: a key in the wrong section is no more than a warning."""
-    service = dataclasses.replace(examples.services()["qwen-ddtree"], python=sys.executable)
+    service = dataclasses.replace(examples.services()["qwen-ddtree"], python="/bin/sh")
     unit = render(service, 8).unit
     misplaced = unit.text.replace("StartLimitIntervalSec=1800\n", "").replace(
         "[Service]\n", "[Service]\nStartLimitIntervalSec=1800\n"
@@ -185,7 +184,7 @@ def test_verify_would_notice() -> None:
 
 
 def test_the_values_that_eight_gpus_need() -> None:
-    unit = render(examples.services()["qwen-ddtree"], 8).unit
+    unit = render(examples.services()["qwen-ddtree"], 8, python="/bin/sh").unit
     parsed, complaints = parse_units({unit.name: unit.text})
     properties = parsed[unit.name].properties
     assert "/units/" not in complaints, complaints

@@ -306,51 +306,28 @@ def test_any_bytes(data):
         parse(data, source="x.patch")
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                b"--- a/f.py",
-                b"+++ b/f.py",
-                b"@@ -1 +1 @@",
-                b"@@ -1,2 +1,2 @@",
-                b"-a",
-                b"+b",
-                b" c",
-                b"",
-                b"\\ No newline",
-                b"diff --git a/f.py b/f.py",
-                b"new file mode 100644",
-                b"deleted file mode 100644",
-                b"old mode 100644",
-                b"new mode 100755",
-                b"rename from f.py",
-                b"rename to g.py",
-                b"index 1..2 100644",
-                b"-- ",
-                b"2.39",
-                b"--- /dev/null",
-                b"+++ /dev/null",
-                b"@@ -0,0 +1 @@",
-                b"GIT binary patch",
-                b"Index: f.py",
-                b"=====",
-                b"text",
-            ]
-        ),
-        max_size=12,
-    )
-)
+BEGUN = [b"--- a/f.py", b"+++ b/f.py", b"@@ -1 +1 @@", b"-a", b"+b"]
+PARTS = [
+    *BEGUN,
+    *(b"@@ -1,2 +1,2 @@", b"@@ -5,2 +5,2 @@", b"@@ -0,0 +1 @@", b" c", b"", b"\\ No newline", b"-- ", b"--"),
+    *(b"diff --git a/f.py b/f.py", b"new file mode 100644", b"deleted file mode 100644", b"old mode 100644"),
+    *(b"new mode 100755", b"rename from f.py\nrename to g.py", b"index 1..2 100644", b"--- /dev/null"),
+    *(b"+++ /dev/null", b"GIT binary patch", b"diff -u a/f.py b/f.py"),
+]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=12))
 @settings(QUICK, max_examples=400)
-def test_any_lines(lines):
-    patch = b"".join(line + b"\n" for line in lines)
+def test_no_line_of_a_diff_is_lost(lines):
+    """After a first hunk nothing that looks like a line of one is skipped: it is in a hunk, or refused."""
+    lines = [*BEGUN, *lines]
     try:
-        diffs = parse(patch, source="x.patch")
+        diffs = parse(b"".join(line + b"\n" for line in lines), source="x.patch")
     except DeployError:
         return
-    removed = sum(line.kind == "-" for diff in diffs for hunk in diff.hunks for line in hunk.lines)
-    headers = sum(line.startswith(b"--- ") for line in lines)
-    # No line of a hunk is lost: each is in a hunk or in a header.
-    assert sum(line.startswith(b"-") and line != b"-- " for line in lines) == removed + headers - sum(
-        line.text.startswith(b"-- ") for diff in diffs for hunk in diff.hunks for line in hunk.lines if line.kind == "-"
-    )
+    hunks = [hunk for diff in diffs for hunk in diff.hunks]
+    for sign in "-+":
+        inside = sum(line.kind == sign for hunk in hunks for line in hunk.lines)
+        headers = sum(bool(diff.hunks) for diff in diffs)
+        assert sum(line.startswith(sign.encode()) for line in lines) == inside + headers
+    assert sum(line.startswith(b"@@") for line in lines) == len(hunks)

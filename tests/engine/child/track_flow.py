@@ -347,7 +347,8 @@ class ToyScheduler(SchedulerOutputProcessorMixin):
         else:
             self.process_batch_result_decode(batch, result)
             self.check_requests(batch.reqs, before)
-        self.check_tree()
+        if batch.forward_mode.is_extend() or any(req.finished() for req in batch.reqs):
+            self.check_tree()  # it changes at no other time
         self.last = batch
         return True
 

@@ -1,0 +1,3 @@
+"""Added by demo."""
+
+VALUE = 1
