@@ -27,6 +27,18 @@ def visible(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+class OutputClosed(Exception):  # noqa: N818 - no error: the reader (`| head`) has seen enough
+    """stdout's reader went away. Not an OSError, which the argument parser would take for its own affair."""
+
+
+@contextlib.contextmanager
+def _closed_pipe() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise OutputClosed from None
+
+
 class Console:
     """Where a command's output goes. ``json_mode``: stdout carries one JSON document and nothing else."""
 
@@ -80,7 +92,8 @@ class Console:
         self.lines_out += not error
         if not (self._record and not error) and (not stream.isatty() or os.environ.get("NO_COLOR")):
             text = "".join(piece if isinstance(piece, str) else piece[0] for piece in pieces)
-            stream.write(visible(text) + "\n")
+            with _closed_pipe():
+                stream.write(visible(text) + "\n")
             return
         from rich.text import Text
 
@@ -88,7 +101,8 @@ class Console:
         for piece in pieces:
             content, style = (piece, "") if isinstance(piece, str) else piece
             text_object.append(visible(content), style)
-        self._target(error).print(text_object, soft_wrap=True)
+        with _closed_pipe():
+            self._target(error).print(text_object, soft_wrap=True)
 
     def say(self, *pieces: Piece) -> None:
         """A line for people: stdout normally, stderr when stdout carries JSON."""
@@ -106,12 +120,13 @@ class Console:
         if self._record:
             self._target(False).out(text, end="", highlight=False)
             return
-        try:
-            self.stdout.write(text)
-        except UnicodeEncodeError:
-            self.stdout.flush()
-            self.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-            self.stdout.buffer.flush()
+        with _closed_pipe():
+            try:
+                self.stdout.write(text)
+            except UnicodeEncodeError:
+                self.stdout.flush()
+                self.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+                self.stdout.buffer.flush()
 
     def rows(self, rows: Iterable[Sequence[Piece]], *, error: bool = False) -> None:
         """Print rows as aligned columns, two spaces apart; the last column is not padded."""
@@ -131,7 +146,8 @@ class Console:
     def document(self, kind: str, value: dict[str, Any]) -> None:
         """Print the command's JSON document; ``kind`` and a version make its ``schema`` field."""
         document = {"schema": f"ddtree-deploy.{kind}/1", **value}
-        self.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
+        with _closed_pipe():
+            self.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
 
     def error(self, error: DeployError) -> None:
         """One line that says what and where, details, and what to do next."""

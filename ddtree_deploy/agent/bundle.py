@@ -29,7 +29,10 @@ import sys
 if sys.version_info < (3, 8):
     sys.stderr.write("ddtree-agent: python %d.%d is too old, 3.8 or later is needed\\n" % sys.version_info[:2])
     sys.exit(9)
-import linecache, types
+import types
+class _Loader:
+    def __init__(self, source): self.source = source
+    def get_source(self, name): return self.source
 _package = types.ModuleType("ddtree_agent")
 _package.__path__ = []
 sys.modules["ddtree_agent"] = _package
@@ -38,9 +41,9 @@ for _name, _source in SOURCES:
     _module = types.ModuleType(_full)
     _module.__package__ = "ddtree_agent"
     _module.__file__ = _full
+    _module.__loader__ = _Loader(_source)
     sys.modules[_full] = _module
     setattr(_package, _name, _module)
-    linecache.cache[_full] = (len(_source), None, _source.splitlines(True), _full)
     exec(compile(_source, _full, "exec", dont_inherit=True), _module.__dict__)
 sys.exit(sys.modules["ddtree_agent.main"].main(NONCE))
 """

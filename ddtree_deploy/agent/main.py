@@ -6,7 +6,6 @@ import importlib
 import os
 import signal
 import sys
-import traceback
 from typing import Dict
 
 from . import protocol
@@ -58,6 +57,8 @@ def main(nonce: str) -> int:
             {"code": error.code, "message": error.message, "hint": error.hint, "details": error.details},
         )
     except Exception as error:  # noqa: BLE001 - the client turns it into one line; the trace goes to stderr
+        import traceback
+
         sys.stderr.write(traceback.format_exc())
         call.finish(
             protocol.ERROR,

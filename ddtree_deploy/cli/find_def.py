@@ -93,4 +93,4 @@ def _print(console: Console, found: Findings, brief: bool) -> None:
 
 
 def _decorators(item: Definition) -> str:
-    return "".join(f"  @{decorator}" for decorator in item.decorators)
+    return "".join(f"  {decorator}" for decorator in item.decorators)

@@ -25,7 +25,7 @@ from ddtree_deploy.cli import (
     snapshot,
     status,
 )
-from ddtree_deploy.console import Console
+from ddtree_deploy.console import Console, OutputClosed
 from ddtree_deploy.errors import DeployError, ExitStatus
 
 # The base of everything that the argument parser raises for a user's mistake.
@@ -41,9 +41,9 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(ctx: typer.Context, wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ddtree-deploy {__version__}")
+        ctx.obj.line(f"ddtree-deploy {__version__}")
         raise typer.Exit
 
 
@@ -90,7 +90,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
     except (KeyboardInterrupt, typer.Abort):
         console.note("interrupted")
         return int(ExitStatus.INTERRUPTED)
-    except BrokenPipeError:
+    except (OutputClosed, BrokenPipeError):
         # The reader has seen enough (`| head`); what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitStatus.OK)

@@ -33,6 +33,7 @@ def snapshot(
     json_mode: opt.JsonOption = False,
 ) -> None:
     """Bring the installed engine's source folders here, exactly, in one exec. Earlier snapshots stay."""
+    from ddtree_deploy.snapshots.export import export
     from ddtree_deploy.snapshots.pull import pull
     from ddtree_deploy.snapshots.store import Store
 
@@ -43,7 +44,7 @@ def snapshot(
         pulled = pull(session, store, binaries=binaries, progress=progress)
     taken = pulled.snapshot
     if into is not None:
-        store.export(taken, into)
+        export(taken, into)
     facts = taken.header.facts
     if json_mode:
         console.document(

@@ -170,7 +170,7 @@ class HostSession:
     def exchange(self, operation: str, args: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> Exchange:
         """Start the agent for ``operation``; the caller reads :meth:`Exchange.frames` and closes it."""
         nonce = secrets.token_hex(8)
-        argv = [self.target.python or DEFAULT_PYTHON, "-I", "-u", "-c", bundle.LOADER]
+        argv = [self.target.python or DEFAULT_PYTHON, "-I", "-c", bundle.LOADER]
         if self.target.sudo:
             argv = ["sudo", "-n", "--", *argv]
         process = self._transport.start(argv)

@@ -13,8 +13,9 @@ import logging
 import random
 import shlex
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,7 +72,8 @@ class SshTransport:
         """
         try:
             channel = self._transport.open_session(timeout=CONNECT_TIMEOUT)
-            channel.exec_command(shlex.join(argv))
+            with _bounded(channel, CONNECT_TIMEOUT):
+                channel.exec_command(shlex.join(argv))
         except (paramiko.SSHException, EOFError, OSError) as error:
             if not self._transport.is_active():
                 raise DeployError("DD308", f"{self._name}: the connection was lost") from None
@@ -86,6 +88,23 @@ class SshTransport:
         """Close the connection and its hops. Never raises."""
         with contextlib.suppress(Exception):
             self._resources.close()
+
+
+@contextlib.contextmanager
+def _bounded(channel: paramiko.Channel, timeout: float) -> Iterator[None]:
+    """Make paramiko's wait for the answer to a request end: by itself it has no limit."""
+
+    def give_up() -> None:
+        channel.close()
+        channel.event.set()
+
+    timer = threading.Timer(timeout, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class SshProcess:
@@ -215,7 +234,7 @@ class _Opener:
             else:
                 stream = connect_tcp(config, timeout, unresolved_hint)
             transport = paramiko.Transport(stream, default_window_size=WINDOW)
-            self.stack.callback(transport.close)
+            self.stack.callback(_close, transport, stream)
             transport.banner_timeout = transport.handshake_timeout = timeout
             options = transport.get_security_options()
             options.key_types = _known_first(options.key_types, known_types)
@@ -224,7 +243,7 @@ class _Opener:
                 transport.start_client(timeout=timeout)
                 transport.get_remote_server_key()  # start_client returns silently when its time is up
             except (paramiko.SSHException, EOFError, OSError) as error:
-                transport.close()
+                _close(transport, stream)
                 late = time.monotonic() - begun >= timeout
                 busy = "banner" in str(error) and not late and proxy is None
                 if busy and attempt < _BUSY_RETRIES:
@@ -233,6 +252,15 @@ class _Opener:
                 raise _no_handshake(config, error, timeout, late, proxy) from None
             return transport
         raise AssertionError("the last attempt returns or raises")
+
+
+def _close(transport: paramiko.Transport, stream: socket.socket | paramiko.Channel) -> None:
+    """Close a connection and see its thread off, which only looks up from time to time unless the stream ends."""
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        stream.shutdown(socket.SHUT_RDWR)
+    transport.close()
+    if transport.is_alive():
+        transport.join(1.0)
 
 
 def _pause(attempt: int) -> None:

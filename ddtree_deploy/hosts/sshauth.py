@@ -16,12 +16,13 @@ import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from paramiko.agent import AgentSSH
+from paramiko.agent import AgentKey, AgentSSH
 
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.hosts.hostkeys import PublicKey, parse_key
 from ddtree_deploy.hosts.sshconfig import SshConfig
 
+_CONFIRM = 60.0  # seconds for a person to touch the key or to confirm its use
 _HINT = "is the public key in the account's authorized_keys? (a locked account refuses the right key, too)"
 
 
@@ -40,11 +41,11 @@ def authenticate(transport: paramiko.Transport, config: SshConfig, identity: Pat
     A file that is encrypted and not in the agent is unlocked at the terminal, if there is one, after all else.
     Raises DeployError DD304 with what was tried, DD301 when the host does not answer within ``timeout`` seconds.
     """
-    transport.auth_timeout = timeout
     attempts = _Attempts()
     with contextlib.closing(_Agent(config.identity_agent, timeout)) as agent:
         for label, key in _offers(config, identity, agent, attempts):
             attempts.offered.append(label)
+            transport.auth_timeout = timeout + (_CONFIRM if isinstance(key, AgentKey) else 0)
             try:
                 wanted = transport.auth_publickey(config.user, key)
             except paramiko.BadAuthenticationType as error:
@@ -110,7 +111,13 @@ class _Agent(AgentSSH):
         except (OSError, paramiko.SSHException):
             connection.close()
         else:
-            connection.settimeout(None)  # signing may wait for a touch or a confirmation
+            connection.settimeout(_CONFIRM)
+
+    def _send_message(self, message: object) -> object:
+        try:
+            return super()._send_message(message)  # type: ignore[misc]
+        except OSError as error:  # in paramiko's thread, which takes no OSError without a number
+            raise paramiko.SSHException(f"ssh-agent: {error}") from None
 
     def close(self) -> None:
         self._close()  # type: ignore[attr-defined]

@@ -125,14 +125,14 @@ class _Classifier:
         self.current = current
         self.recorded = recorded
         self.top = {path: record for record in recorded for path in record.files}
-        self.choices = {name: self.choose(with_requirements(name, self.sets), current) for name in self.sets}
+        self.choices = {name: self.choose(with_requirements(name, self.sets)) for name in self.sets}
 
     def statuses(self) -> tuple[SetStatus, ...]:
         return tuple(self.status(patch_set) for patch_set in self.sets.values())
 
     # -- which family, and whose hashes --------------------------------------------------------
 
-    def choose(self, closure: Sequence[PatchSet], current: Mapping[str, str | None]) -> _Choice:
+    def choose(self, closure: Sequence[PatchSet]) -> _Choice:
         """For a version that a set does not list, the newest version all of whose hashes fit the host, else
         the one of which most do.
         """
@@ -144,8 +144,12 @@ class _Classifier:
         for candidate in candidates:
             versions = {item.name: self.version(item, candidate) for item in closure}
             choice = _Choice(versions, bool(common), frozenset(item.name for item in unlisted))
-            paths = {path for item in unlisted for path in versions[item.name][0].paths}
-            wrong = sum(current[path] not in _levels(choice.chain(path)) for path in paths)
+            wrong = sum(
+                self.current[path] not in _levels(choice.chain(path)) and not self.in_force(item, family, path)
+                for item in unlisted
+                for family, _ in [versions[item.name]]
+                for path in family.paths
+            )
             if not wrong:
                 return choice
             if best is None or wrong < best[0]:
@@ -166,10 +170,21 @@ class _Classifier:
     # -- one set -------------------------------------------------------------------------------
 
     def status(self, patch_set: PatchSet) -> SetStatus:
-        choice = self.choices[patch_set.name]
+        # Its own, or that of a set built on it which accounts for what its own does not.
+        own = self.choices[patch_set.name]
+        fitting = (choice for choice in self.choices.values() if choice.fits and patch_set.name in choice.versions)
+        choice = own if own.fits else next(fitting, own)
         family, version = choice.versions[patch_set.name]
         record = self.record_of(patch_set, family)
-        files = tuple(self.file(patch_set, family, version, record, path) for path in family.paths)
+        said = {path: self.by_hash(patch_set.name, choice, path) for path in family.paths}
+        # Where a later set brings back an earlier content, a file's hash fits both: then the other files decide.
+        sure = {state for states in said.values() if len(states) == 1 for state in states}
+        fallback = State.APPLIED if record is not None else State.PENDING
+        unsure = sure.pop() if len(sure) == 1 else fallback
+        files = tuple(
+            self.file(patch_set, family, version, record, path, states if len(states) < 2 else {unsure})
+            for path, states in said.items()
+        )
         if not choice.fits:
             state = State.UNSERVED
         else:
@@ -199,37 +214,42 @@ class _Classifier:
         """Whether ``path`` is as the record's last set on it left it, so that ``record`` is in force there."""
         return path in record.files and self.top[path].files[path] == self.current[path]
 
+    def in_force(self, item: PatchSet, family: Family, path: str) -> bool:
+        """Whether the record says that this very version of the set is applied, and ``path`` bears it out."""
+        record = self.record_of(item, family)
+        return record is not None and record.digest == family.digest and self.intact(path, record)
+
     # -- one file ------------------------------------------------------------------------------
 
     def file(
-        self, patch_set: PatchSet, family: Family, version: str | None, record: Recorded | None, path: str
+        self,
+        patch_set: PatchSet,
+        family: Family,
+        version: str | None,
+        record: Recorded | None,
+        path: str,
+        states: Collection[State],
     ) -> FileStatus:
         hashes = family.hashes[version][path] if version is not None else FileHashes(None, None)
-        state = self.by_hash(patch_set.name, path, record)
-        if state is None:
-            state = self.by_record(patch_set, family, record, path)
+        state = next(iter(states), None) or self.by_record(patch_set, family, record, path)
         top = self.top.get(path)
         changed_by = None
         if state is State.DRIFT and top is not None and self.intact(path, top):
             changed_by = top.name
         return FileStatus(path, state, hashes.before, hashes.after, self.current[path], changed_by)
 
-    def by_hash(self, name: str, path: str, record: Recorded | None) -> State | None:
+    def by_hash(self, name: str, own: _Choice, path: str) -> set[State]:
         """What the chains say in which the set changes ``path``: its own, and those of sets built on it."""
         found: set[State] = set()
         for choice in self.choices.values():
-            if name not in choice.versions:
+            if choice.versions.get(name) != own.versions[name]:
                 continue
             chain = choice.chain(path)
-            index = next((at for at, step in enumerate(chain) if step[0] == name), None)
-            if index is None:
-                continue
-            for level, sha in enumerate(_levels(chain)):
+            index = next((at for at, step in enumerate(chain) if step[0] == name), len(chain))
+            for level, sha in enumerate(_levels(chain) if index < len(chain) else ()):
                 if sha == self.current[path]:
                     found.add(State.APPLIED if level > index else State.PENDING)
-        if len(found) == 2:  # a later set brings back an earlier content
-            return State.APPLIED if record is not None else State.PENDING
-        return found.pop() if found else None
+        return found
 
     def by_record(self, patch_set: PatchSet, family: Family, record: Recorded | None, path: str) -> State:
         if record is not None and path in record.files:

@@ -187,7 +187,7 @@ class _Checker:
                 self.problem(("root",), "must name a folder")
         for root in roots:
             reason = why_unsafe(root) if root else None
-            if root and reason is None and root != package and not root.startswith(package + "/"):
+            if root and package and reason is None and root != package and not root.startswith(package + "/"):
                 reason = f"it is outside the package {package}"
             if reason:
                 self.problem(("root",), f"{printable(root.encode())}: {reason}")
@@ -237,7 +237,8 @@ class _Checker:
                     hashes[engine][path] = self.file_hashes(("hashes", engine, path), table)
             if not files:
                 self.problem(("hashes", engine), "has no file")
-        for engine in sorted(engines - set(self.table.get("hashes") or {})):
+        given = self.table.get("hashes")
+        for engine in sorted(engines.difference(given if isinstance(given, dict) else ())):
             self.problem(("hashes", engine), "is missing, and a family serves that version")
         return hashes
 

@@ -82,7 +82,7 @@ class _Section:
 
     line: int
     git: bool
-    first: bytes | None = None  # both names of the `diff --git` line when they are equal, stripped
+    pairs: frozenset[tuple[bytes, bytes]] = frozenset()  # what the names of the `diff --git` line can be, stripped
     old: str | None = None  # None also for /dev/null: see old_null
     new: str | None = None
     old_null: bool = False
@@ -287,7 +287,7 @@ class _Reader:
         first = self.at
         self.at += 1
         self.check_crlf(first)
-        section.first = self.git_line(first, self.lines[first][len(b"diff --git ") :])
+        section.pairs = self.git_line(first, self.lines[first][len(b"diff --git ") :])
         while self.at < len(self.lines):
             at, line = self.at, self.lines[self.at]
             key = next((key for key in _EXTENDED if line.startswith(key + b" ")), None)
@@ -332,10 +332,8 @@ class _Reader:
             raise self.bad(at, f"mode {mode.decode()} is {special}; only regular files are patched")
         return mode
 
-    def git_line(self, at: int, text: bytes) -> bytes | None:
-        """The one name, stripped, of a ``diff --git`` line whose two names are equal; None when they differ
-        or cannot be told apart.
-        """
+    def git_line(self, at: int, text: bytes) -> frozenset[tuple[bytes, bytes]]:
+        """Every way to read a ``diff --git`` line as two names, stripped: unquoted ones may hold blanks."""
         if len(text) > _MAX_HEADER:
             raise self.bad(at, "the header line is too long")
         try:
@@ -352,8 +350,7 @@ class _Reader:
         except BadNameError as error:
             raise self.bad(at, f"the names {printable(text)} are refused: {error}", "DD105") from None
         stripped = (tuple(name.split(b"/", self.strip)[self.strip :] for name in pair) for pair in pairs)
-        equal = {left[0] for left, right in stripped if left == right and left}
-        return equal.pop() if len(equal) == 1 else None
+        return frozenset((left[0], right[0]) for left, right in stripped if left and right)
 
     def names(self, section: _Section) -> None:
         for offset in (0, 1):
@@ -500,12 +497,15 @@ class _Reader:
             )
             if old == new:
                 raise self.bad(at, f"a {prefix} of {old} to itself")
+            if (old.encode(), new.encode()) not in section.pairs:
+                raise self.bad(at, f"{printable(self.lines[at])} is not about {old} and {new}", "DD105")
         else:
-            if section.first is None:
+            equal = [left for left, right in section.pairs if left == right]
+            if len(equal) != 1:
                 raise self.bad(
                     at, f"the names of {printable(self.lines[at])} differ and no rename is declared", "DD105"
                 )
-            old = new = self.path(at, section.first, 0)
+            old = new = self.path(at, equal[0], 0)
         for stated, name in ((section.old, old), (section.new, new)):
             if stated not in (None, name):
                 raise self.bad(at, f"the headers name both {stated} and {name}", "DD105")

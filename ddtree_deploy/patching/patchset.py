@@ -18,6 +18,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
@@ -67,13 +68,13 @@ class Family:
     hashes: Mapping[str, Mapping[str, FileHashes]]
     digest: str
 
-    @property
+    @cached_property
     def paths(self) -> tuple[str, ...]:
         """Every path that the family touches, sorted."""
         touched = {path for patch in self.patches for diff in patch.diffs for path in diff.paths}
         return tuple(sorted(touched | set(self.added)))
 
-    @property
+    @cached_property
     def diffs(self) -> tuple[FileDiff, ...]:
         """The diffs of all patches in order, every patch a part of its own."""
         numbered: list[FileDiff] = []
@@ -238,8 +239,10 @@ def find_sets(request: str, folder: Traversable, *, strip: int = 1, any_suffix: 
     ``folder``), a folder with a ``series``, or a diff. Raises DeployError DD107 when it is none of these, and
     what the loaders raise.
     """
-    sets = load_sets(folder)
     path = Path(request)
+    if path.suffix in (".patch", ".diff") and path.is_file():
+        return (load_adhoc(path, strip=strip, any_suffix=any_suffix),)
+    sets = load_sets(folder)
     if request not in sets and (path / TOML).is_file():
         own = load_set(path.resolve())
         sets = {**sets, own.name: own}
@@ -389,6 +392,8 @@ class _SetReader:
                 for path in diff.paths:
                     if path in family.added:
                         self.problem(f"{family.name}/{patch.name}", f"touches {path}, which {NEW}/ holds")
+                if diff.kind is Kind.COPY:
+                    self.problem(f"{family.name}/{patch.name}", f"copies {diff.old_path}: put the copy into {NEW}/")
                 if diff.kind is Kind.MODIFY and diff.new_mode != diff.old_mode:
                     # Hashes could not tell whether it is applied.
                     self.problem(f"{family.name}/{patch.name}", f"changes the mode of {diff.old_path}")

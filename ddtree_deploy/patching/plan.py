@@ -125,12 +125,12 @@ class _Planner:
         item, family = status.patch_set, status.family
         exact = family.paths if status.version is not None else ()
         hashes = {file.path: file for file in status.files}
-        for path in exact:
-            self.check(item, path, "stands before it", hashes[path].before, self.images[path], "DD101")
+        self.check(
+            item, {path: (hashes[path].before, self.images[path]) for path in exact}, "stands before it", "DD101"
+        )
         result = compute(self.images, family.diffs, exact)
         after = {**result.images, **{path: FileImage(data) for path, data in family.added.items()}}
-        for path in exact:
-            self.check(item, path, "results", hashes[path].after, after[path], "DD108")
+        self.check(item, {path: (hashes[path].after, after[path]) for path in exact}, "results", "DD108")
         changes = {
             path: Change(self.images[path], image)
             for path, image in sorted(after.items())
@@ -142,11 +142,15 @@ class _Planner:
             self.notices.append(f"{item.name}: changes nothing, the files already are as it wants them")
         return Layer(status, changes, result.offsets)
 
-    def check(self, item: PatchSet, path: str, what: str, want: str | None, image: Image, code: str) -> None:
-        found = fingerprint(image)
-        if found != want:
-            text = f"{item.name}: {path}: the set says that {short(want)} {what}, but it is {short(found)}"
-            raise RefusedError([Problem(code, text)])
+    def check(self, item: PatchSet, files: Mapping[str, tuple[str | None, Image]], what: str, code: str) -> None:
+        """Raise RefusedError for files (path -> what the set says, what there is) that are not as said."""
+        wrong = [
+            Problem(code, f"{item.name}: {path}: the set says that {short(want)} {what}, but it is {short(found)}")
+            for path, (want, found) in ((path, (want, fingerprint(image))) for path, (want, image) in files.items())
+            if want != found
+        ]
+        if wrong:
+            raise RefusedError(wrong)
 
     # -- why a set cannot be applied -----------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ddtree_deploy.errors import DeployError
 
-SHOWN = 100
+SHOWN, LISTED = 100, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class RefusedError(Exception):
 
 
 def as_error(problems: Sequence[Problem], subject: str, hint: str | None = None) -> DeployError:
-    """One error for all problems: the only problem's line, or a count with a line of details for each.
+    """One error for all problems: the only problem's line, or a count with a line of details for each of the
+    first ``LISTED``.
 
     The code is the first problem's. ``problems`` is not empty.
     """
@@ -39,7 +40,10 @@ def as_error(problems: Sequence[Problem], subject: str, hint: str | None = None)
     first = unique[0]
     if len(unique) == 1:
         return DeployError(first.code, first.text, hint)
-    return DeployError(first.code, f"{subject}: {len(unique)} problems", hint, [problem.text for problem in unique])
+    details = [problem.text for problem in unique[:LISTED]]
+    if len(unique) > LISTED:
+        details.append(f"and {len(unique) - LISTED} more")
+    return DeployError(first.code, f"{subject}: {len(unique)} problems", hint, details)
 
 
 def printable(data: bytes) -> str:

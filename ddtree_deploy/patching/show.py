@@ -12,6 +12,7 @@ def show(sets: Sequence[PatchSet], engine: str, *, only: bool = False) -> bytes:
     """The sets (in apply order) for one engine version as one diff: ``git apply -p1`` and ``patch -p1`` take it.
 
     Patches are given byte for byte, each after a line of text that names it; added files become new-file diffs.
+    (git reads one input as one change: a file that one set creates and a later one deletes stays with git.)
     ``only``: the last set alone. Raises DeployError DD109 for a set that does not list the version.
     """
     pieces = []

@@ -139,7 +139,7 @@ def _write(snapshot: Snapshot, draft: Path, into: Path) -> Exported:
                 left_out.append((path, "its contents were not fetched (--binaries)"))
                 continue
             handle = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            with open(handle, "wb", buffering=0) as file:  # noqa: PTH123
+            with open(handle, "wb") as file:  # noqa: PTH123
                 file.write(snapshot.read(path))
                 os.fchmod(handle, (entry.mode & 0o755) | 0o600)
             written[path] = "sha256:" + entry.sha256

@@ -341,7 +341,7 @@ def _write_site(tree: PristineTree, site: str, installer: str) -> None:
             os.makedirs(folder, mode=0o755, exist_ok=True)  # noqa: PTH103
             made.add(folder)
         handle = os.open(f"{site}/{path}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(handle, "wb", buffering=0) as file:  # noqa: PTH123
+        with open(handle, "wb") as file:  # noqa: PTH123
             file.write(data)
 
     own, mark = f"{tree.dist_info}/RECORD", f"{tree.dist_info}/INSTALLER"

@@ -350,7 +350,7 @@ class Incoming:
         digest, size = hashlib.sha256(), 0
         again = entry.sha256 in self._arrived
         path = self._folder / (secrets.token_hex(8) if again else entry.sha256)
-        with path.open("xb", buffering=0) as handle:
+        with path.open("xb") as handle:
             for piece in pieces:
                 digest.update(piece)
                 size += len(piece)

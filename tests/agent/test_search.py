@@ -259,7 +259,7 @@ def test_context_is_what_a_plain_reading_gives(text: str, before: int | None, af
 @given(name=st.text(alphabet="ab[]*?!-^\\./", min_size=1, max_size=6))
 def test_an_escaped_glob_matches_its_own_name(name: str):
     escaped = "".join(f"[{char}]" if char in "*?[" else char for char in name)
-    if name.strip("/"):
+    if name.strip("/") and "//" not in name:
         tied = "" if name.startswith("/") else "x/"
         assert glob_pattern(escaped).match(tied + name.lstrip("/") + ("y" if name.endswith("/") else ""))
 

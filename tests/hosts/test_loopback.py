@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ddtree_deploy.errors import DeployError
+from ddtree_deploy.hosts import loopback, ssh
 from ddtree_deploy.hosts.connect import connect
 from ddtree_deploy.hosts.loopback import LoopbackServer
 from ddtree_deploy.hosts.transport import Transport
@@ -99,6 +100,25 @@ def test_a_fast_command_is_never_refused(transport: Transport) -> None:
     """The end of a command never overtakes the yes to it."""
     for _ in range(60):
         assert transport.start(["true"]).wait() == 0
+
+
+def test_a_host_that_does_not_answer_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """paramiko waits for the answer without a limit; we do not."""
+    free = threading.Event()
+
+    def silent(gate: object, channel: object, command: bytes) -> bool:
+        return free.wait(20) and False
+
+    monkeypatch.setattr(loopback._Gate, "check_channel_exec_request", silent)
+    with LoopbackServer() as server:
+        transport = connect(server.target())
+        monkeypatch.setattr(ssh, "CONNECT_TIMEOUT", 0.3)
+        with pytest.raises(DeployError, match="does not run commands") as caught:
+            transport.start(["true"])
+        assert caught.value.code == "DD306"
+        assert not free.is_set()
+        free.set()
+        transport.close()
 
 
 def test_stop_ends_commands_and_connections() -> None:

@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.patching.apply import apply_diffs
+from ddtree_deploy.patching.declaration import read_declaration
 from ddtree_deploy.patching.diff import parse
 from ddtree_deploy.patching.filediff import reverse
 from ddtree_deploy.patching.images import FileImage
+from ddtree_deploy.patching.patchset import load_sets
 
 from .cases import CASES
 from .difftools import GitTrees, contents, edits, emit, git_apply, make_diff, read_tree, split, write_tree
+from .sets import changed_copy
 
 QUICK = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -331,3 +334,42 @@ def test_no_line_of_a_diff_is_lost(lines):
         headers = sum(bool(diff.hunks) for diff in diffs)
         assert sum(line.startswith(sign.encode()) for line in lines) == inside + headers
     assert sum(line.startswith(b"@@") for line in lines) == len(hunks)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("victim", ["demo/patchset.toml", "over/patchset.toml", "demo/0.5.11/series"])
+def test_damaged_sets_are_refused_or_load(tmp_path, victim, seed):
+    dice = random.Random(seed)
+    folder = changed_copy(tmp_path / "sets")
+    good = (folder / victim).read_bytes()
+    refused = 0
+    for _ in range(150):
+        (folder / victim).write_bytes(damage(good, dice))
+        try:
+            load_sets(folder)
+        except DeployError as error:
+            assert error.code == "DD108", error.message
+            refused += 1
+    assert refused > 50
+
+
+TOML_VALUES = st.recursive(
+    st.sampled_from(["1", "true", '"x"', '"0.5.11"', '"sglang/srt"', "1.5", "1979-05-27", '""']),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2).map(lambda items: "[" + ", ".join(items) + "]"),
+        st.dictionaries(st.sampled_from(["engines", "added", "before", "x"]), inner, max_size=2).map(
+            lambda items: "{" + ", ".join(f"{key} = {value}" for key, value in items.items()) + "}"
+        ),
+    ),
+    max_leaves=4,
+)
+TOML_KEYS = ["name", "version", "summary", "package", "root", "requires", "family", "hashes", 'family."0.5.11"']
+
+
+@given(st.dictionaries(st.sampled_from(TOML_KEYS), TOML_VALUES, max_size=9))
+@QUICK
+def test_any_declaration(values):
+    text = "schema = 1\n" + "".join(f"{key} = {value}\n" for key, value in values.items())
+    declared, problems = read_declaration(text.encode(), "x.toml")
+    assert (declared is None) == bool(problems)
+    assert all(problem.text.startswith("x.toml") for problem in problems)

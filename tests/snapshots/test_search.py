@@ -124,6 +124,14 @@ def test_data_that_is_no_line(monkeypatch: pytest.MonkeyPatch):
         assert caught.value.code == "DD307"
 
 
+def test_a_reader_that_stops_early(site: Path):
+    with session(site) as host:
+        hits = grep_host(host, {"pattern": "kernel"}, Where())
+        assert next(hits).render() == "sglang/jit_kernel/k.cu:1:kernel"
+        hits.close()  # type: ignore[attr-defined]
+        assert sum(1 for _hit in grep_host(host, {"pattern": "kernel"}, Where())) == 1000
+
+
 def interpreters() -> list[str]:
     """This python, and every other from 3.8 on that is found here."""
     found = {sys.version_info[:2]: sys.executable}

@@ -178,7 +178,9 @@ def no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Starts an ssh-agent for the test; agent(path, ...) adds key files, encrypted ones by the passphrase."""
     sock = tmp_path / "agent.sock"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(sock)], stdout=subprocess.DEVNULL)
+    # Nobody is there to confirm the use of a key, and no window may ask for it.
+    nobody = {**os.environ, "SSH_ASKPASS": "/bin/false", "SSH_ASKPASS_REQUIRE": "force"}
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(sock)], stdout=subprocess.DEVNULL, env=nobody)
     deadline = time.monotonic() + 10
     while not sock.exists():
         assert time.monotonic() < deadline

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import getpass
 import os
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -167,14 +171,36 @@ def test_too_many_keys(start_sshd: Callable[..., Sshd], keys: Keys, tmp_path: Pa
 
 
 def test_an_agent_that_does_not_sign(sshd: Sshd, keys: Keys, tmp_path: Path, agent: AddKeys) -> None:
-    agent(keys["client"])
-    subprocess.run(["ssh-add", "-q", "-D"], check=True, capture_output=True)
-    ask = tmp_path / "refuse"
-    ask.write_text("#!/bin/sh\nexit 1\n")
-    ask.chmod(0o700)
-    agent("-c", keys["client"])  # asks before each use; there is nobody to ask
+    agent("-c", keys["client"])  # each use has to be confirmed
     error = _fails(sshd.target(identity_file=None, ssh_config=_config(tmp_path, "IdentityFile /nowhere/key")))
     assert "the agent did not sign" in error.message
+
+
+def test_an_agent_that_says_nothing(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: Keys) -> None:
+    """Silent from the start, or when it should sign: both end, and closing does not hang either."""
+    monkeypatch.setattr(sshauth, "_CONFIRM", 0.3)
+    path = tmp_path / "silent.sock"
+    blob = base64.b64decode(keys.public("client").split()[1])
+    listing = b"\x0c\x00\x00\x00\x01" + struct.pack(">I", len(blob)) + blob + struct.pack(">I", 0)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+        config = _config(tmp_path, "IdentityFile /nowhere/key", "ConnectTimeout 1")
+        target = sshd.target(identity_file=None, ssh_config=config)
+        assert "no key to offer" in _fails(target).message
+
+        def list_one_key() -> None:
+            listener.accept()[0].close()  # the connection of before
+            connection, _address = listener.accept()
+            connection.recv(100)
+            connection.sendall(struct.pack(">I", len(listing)) + listing)
+            held.append(connection)
+
+        held: list[socket.socket] = []
+        threading.Thread(target=list_one_key, daemon=True).start()
+        assert "the agent did not sign" in _fails(target).message
+        held[0].close()
 
 
 # --- encrypted keys ---

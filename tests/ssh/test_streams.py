@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from ddtree_deploy.errors import DeployError
@@ -141,6 +142,16 @@ def test_no_more_sessions(start_sshd: Callable[..., Sshd]) -> None:
     first.close_stdin()
     assert first.wait() == 0
     transport.close()
+
+
+def test_closing_leaves_no_thread(sshd: Sshd) -> None:
+    before = set(threading.enumerate())
+    transport = connect(sshd.target())
+    process = transport.start(["cat"])
+    transport.close()
+    assert process.wait() is None
+    left = [thread for thread in set(threading.enumerate()) - before if isinstance(thread, paramiko.Transport)]
+    assert left == []
 
 
 def test_sudo_that_wants_a_password_fails_at_once(transport: Transport, tmp_path: Path) -> None:
