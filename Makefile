@@ -19,7 +19,7 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.made
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-engine: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy==2.4.6
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 triton==3.7.1 numpy==2.4.6 transformers==5.6.0
 	@touch $@
 
 demo: $(VENV)/.installed

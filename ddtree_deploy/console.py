@@ -27,7 +27,7 @@ def visible(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-class OutputClosed(Exception):  # noqa: N818 - no error: the reader (`| head`) has seen enough
+class OutputClosed(Exception):
     """stdout's reader went away. Not an OSError, which the argument parser would take for its own affair."""
 
 

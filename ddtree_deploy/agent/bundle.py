@@ -12,11 +12,11 @@ LOADER = "import sys,zlib;r=sys.stdin.buffer;exec(zlib.decompress(r.read(int(r.r
 _TRANSACT = ("root", "tree", "state", "processes", "commit", "transact")
 _MODULES = {
     "facts": ("root",),
-    "snapshot": ("root", "walk", "manifest"),
-    "grep": ("root", "walk", "selection", "literals", "grep", "search"),
-    "find_def": ("root", "walk", "selection", "definitions", "search"),
+    "snapshot": ("root", "tree", "walk", "manifest"),
+    "grep": ("root", "tree", "walk", "selection", "literals", "grep", "search"),
+    "find_def": ("root", "tree", "walk", "selection", "definitions", "search"),
     "plan": _TRANSACT,
-    "status": ("walk", "root", "manifest", *_TRANSACT[1:]),
+    "status": ("root", "tree", "walk", "manifest", *_TRANSACT[2:]),
     "apply": _TRANSACT,
     "rollback": _TRANSACT,
     "recover": _TRANSACT,

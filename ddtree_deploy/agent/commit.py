@@ -26,7 +26,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .protocol import AgentError
 from .root import Root
 from .state import State
-from .tree import TEMP_PREFIX, Entry, Tree, same, write_new
+from .tree import TEMP_PREFIX, Entry, Tree, local_name, same, split_path, write_new
 
 SMOKE_TIMEOUT_S = 600.0
 _SMOKE = """
@@ -130,7 +130,7 @@ class Transaction:
             raise _unwritable(self._root.site, error) from None
 
     def _make_folder(self, folder: str) -> None:
-        parent, _, name = folder.rpartition("/")
+        parent, name = split_path(folder)
         fd = self._open(parent)
         try:
             like = os.fstat(fd)
@@ -156,7 +156,7 @@ class Transaction:
         """Put ``entry`` under the operation's temporary name; owner and attributes are those of what it replaces."""
         if entry is None:
             return
-        folder, _, name = operation["path"].rpartition("/")
+        folder, name = split_path(operation["path"])
         fd = self._open(folder)
         source = -1
         try:
@@ -190,7 +190,7 @@ class Transaction:
 
     def _check_untouched(self, path: str) -> None:
         expected = self._stats.get(path)
-        folder, _, name = path.rpartition("/")
+        folder, name = split_path(path)
         fd = self._open(folder)
         try:
             now: Optional[os.stat_result] = os.lstat(name, dir_fd=fd)
@@ -202,7 +202,7 @@ class Transaction:
             raise AgentError("DD502", "%s changed while the transaction ran" % path, "run the command again")
 
     def _replace(self, operation: Dict[str, Any], entry: Entry) -> None:
-        folder, _, name = operation["path"].rpartition("/")
+        folder, name = split_path(operation["path"])
         fd = self._open(folder)
         try:
             if entry is None:
@@ -240,7 +240,7 @@ class Transaction:
                 self._refresh_bytecode(operation["path"])
 
     def _refresh_bytecode(self, path: str) -> None:
-        folder, _, name = path.rpartition("/")
+        folder, name = split_path(path)
         fd = self._tree.open_folder(folder + "/__pycache__")
         if fd is None:
             return
@@ -252,14 +252,14 @@ class Transaction:
                 info = os.lstat(cached, dir_fd=fd)
                 mode = _invalidation_mode(fd, cached)
                 os.unlink(cached, dir_fd=fd)
-                if mode is not None and os.path.exists(os.path.join(self._root.site, path)):
+                if mode is not None and os.path.exists(os.path.join(self._root.site, local_name(path))):
                     self._recompile(path, cached, mode, info)
             os.fsync(fd)
         finally:
             os.close(fd)
 
     def _recompile(self, path: str, cached: str, mode: py_compile.PycInvalidationMode, like: os.stat_result) -> None:
-        source = os.path.join(self._root.site, path)
+        source = os.path.join(self._root.site, local_name(path))
         for level in ("", "1", "2"):
             target = importlib.util.cache_from_source(source, optimization=level)
             if os.path.basename(target) != cached:
@@ -457,7 +457,7 @@ def _compile_problem(path: str, entry: Entry, contents: Dict[str, bytes]) -> Opt
 def remove_folders(tree: Tree, folders: List[str]) -> None:
     """Remove folders that a transaction made, deepest first, where nothing but bytecode is left in them."""
     for folder in sorted(folders, key=len, reverse=True):
-        parent, _, name = folder.rpartition("/")
+        parent, name = split_path(folder)
         fd = tree.open_folder(folder)
         if fd is None:
             continue

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optiona
 
 from . import root as root_module
 from .protocol import AgentError
+from .tree import local_name
 from .walk import (
     MAX_TEXT,
     RETRY_AFTER,
@@ -32,7 +33,6 @@ from .walk import (
     Reading,
     hash_file,
     is_built,
-    local_name,
     open_folder,
     read_file,
     read_link,

@@ -57,8 +57,11 @@ def _environment(pid: str) -> Dict[bytes, bytes]:
     return {name: value for name, _, value in pairs}
 
 
-def _runs_from(pid: str, argv: List[bytes], site: bytes, prefix: bytes) -> Optional[str]:
-    """Why the process counts as running from the root, or None."""
+def _runs_from(pid: str, argv: List[bytes], site: bytes, prefix: Optional[bytes]) -> Optional[str]:
+    """Why the process counts as running from the root, or None.
+
+    ``prefix``: the environment whose interpreter imports the engine from this root by itself, if ours does.
+    """
     if not os.path.basename(_link(pid, "exe")).startswith("python"):
         return None
     inside = site.rstrip(b"/") + b"/"
@@ -75,6 +78,8 @@ def _runs_from(pid: str, argv: List[bytes], site: bytes, prefix: bytes) -> Optio
         return None
     if _link(pid, "cwd").encode() == site:
         return "runs in the root"
+    if prefix is None:
+        return None
     mine = os.path.realpath(prefix)
     program = argv[0] if argv else b""
     if program.startswith(b"/") and os.path.realpath(os.path.dirname(os.path.dirname(program))) == mine:
@@ -102,7 +107,7 @@ def running(root: Root) -> List[Dict[str, Any]]:
     mine = set(_ancestors())
     boot = _boot_time()
     site, found = os.fsencode(root.site), []
-    prefix = os.fsencode(sys.prefix)
+    prefix = os.fsencode(sys.prefix) if root.is_imported() else None
     for pid in pids:
         if pid in mine:
             continue

@@ -25,9 +25,10 @@ class Root:
 
     package = PACKAGE
 
-    def __init__(self, site: str, declared: bool) -> None:
+    def __init__(self, site: str, declared: bool, any_python: bool = False) -> None:
         self.site = site
         self.declared = declared
+        self.any_python = any_python
         self.dist_info = self._find_dist_info()
         self.version = self._metadata_field("Version") or self._version_module()
         self.installer = (self._dist_text("INSTALLER") or "").strip() or None
@@ -115,12 +116,19 @@ class Root:
             "foreign_python": self.foreign_python(),
         }
 
+    def is_imported(self) -> bool:
+        """Whether this interpreter, left to itself, would import the engine from here."""
+        return _found_by_import() == self.site
+
     def foreign_python(self) -> Optional[str]:
         """Why this interpreter is not the one that runs the engine from here; None when it is.
 
         The tree's own evidence counts (its ``lib/pythonX.Y`` path, its virtual environment, the wheel's
         tag); without any, the interpreter must find the package by itself or the root was declared with it.
+        An operator's ``any_python`` overrules it all.
         """
+        if self.any_python:
+            return None
         running = "%d.%d" % sys.version_info[:2]
         head, tail = os.path.split(self.site)
         lib = _LIB.match(os.path.basename(head)) if tail in ("site-packages", "dist-packages") else None
@@ -143,7 +151,7 @@ class Root:
                         "/".join(tags),
                         running,
                     )
-        if self.declared or _found_by_import() == self.site:
+        if self.declared or self.is_imported():
             return None
         return "%s does not import sglang from %s" % (sys.executable, self.site)
 
@@ -211,7 +219,7 @@ def locate(request: Dict[str, Any]) -> Root:
 
     Never imports the package. Raises AgentError DD311 when there is none.
     """
-    declared = request.get("root")
+    declared, any_python = request.get("root"), bool(request.get("any_python"))
     if declared:
         site = _package_site(os.path.join(declared, PACKAGE))
         if site is None:
@@ -220,7 +228,7 @@ def locate(request: Dict[str, Any]) -> Root:
                 "%s holds no sglang/srt" % declared,
                 "root (or local:PATH) is the folder that holds sglang/: a site-packages",
             )
-        return Root(site, declared=True)
+        return Root(site, declared=True, any_python=any_python)
     site = _found_by_import()
     if site is None:
         raise AgentError(
@@ -228,9 +236,4 @@ def locate(request: Dict[str, Any]) -> Root:
             "%s (python %s) has no sglang" % (sys.executable, platform.python_version()),
             "name the engine's interpreter: --python /path/to/venv/bin/python, or python and root in the inventory",
         )
-    return Root(site, declared=False)
-
-
-def roots_present(site: str) -> List[str]:
-    """The engine's folders below ``site``, relative to it."""
-    return Root(site, declared=True).parts()
+    return Root(site, declared=False, any_python=any_python)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Tuple
 
 from . import root as root_module
 from .selection import Selection
-from .walk import MAX_TEXT, is_built, local_name, read_file, walk
+from .tree import local_name
+from .walk import MAX_TEXT, is_built, read_file, walk
 
 if TYPE_CHECKING:
     from .call import Call

@@ -20,7 +20,7 @@ from .commit import Transaction, check_compiles
 from .protocol import AgentError
 from .root import Root, locate
 from .state import State, check_id, utc_now
-from .tree import Entry, Tree, check_path, file_entry, same
+from .tree import Entry, Tree, check_path, file_entry, local_name, same
 
 DIFF_LINES = 200
 RECOVER_HINT = "run `ddtree-deploy recover`: it finishes or undoes it, and says which"
@@ -470,7 +470,7 @@ def _send_contents(call: Call, tree: Tree, listed: Dict[str, Entry]) -> Dict[str
             if not call.request.get("break_links"):
                 continue
             try:
-                with open(os.path.join(tree.site, path), "rb") as handle:
+                with open(os.path.join(tree.site, local_name(path)), "rb") as handle:
                     data = handle.read()
                     linked[path] = file_entry(data, os.fstat(handle.fileno()).st_mode & 0o7777)
             except OSError as error:

@@ -6,11 +6,13 @@ An *entry* is what stands at a path, as plain data: ``{"kind": "file", "sha256",
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import re
 import stat
+import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from .protocol import AgentError
@@ -18,6 +20,7 @@ from .protocol import AgentError
 Entry = Optional[Dict[str, Any]]
 
 TEMP_PREFIX = ".ddtree-"
+UTF8_NAMES = sys.getfilesystemencoding().lower() in ("utf-8", "utf8")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _COMPONENT = re.compile(r"^[^\x00-\x1f\x7f\\]+$")
 
@@ -42,6 +45,44 @@ def check_path(path: Any, package: str) -> str:
     return path
 
 
+def local_name(name: str) -> str:
+    """The spelling under which this interpreter opens a path or name that came as UTF-8 with surrogates."""
+    return name if UTF8_NAMES else os.fsdecode(name.encode("utf-8", "surrogateescape"))
+
+
+def split_path(path: str) -> Tuple[str, str]:
+    """The folder of a path, as it came, and the name in it, as this interpreter opens it."""
+    folder, _, name = path.rpartition("/")
+    return folder, local_name(name)
+
+
+def descend(fd: int, folder: str) -> int:
+    """An open descriptor of ``folder`` below the open one ``fd``, reached without following a link.
+
+    Raises AgentError DD509 where a component is a link, and OSError.
+    """
+    fd = os.dup(fd)
+    done: List[str] = []
+    for part in folder.split("/") if folder else []:
+        done.append(part)
+        try:
+            below = os.open(local_name(part), _DIRECTORY, dir_fd=fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                with contextlib.suppress(OSError):
+                    target = os.readlink(local_name(part), dir_fd=fd)
+                    raise AgentError(
+                        "DD509",
+                        "%s is a symbolic link to %s" % ("/".join(done), target),
+                        "set root to the real folder, or replace the link on the host by what it points to",
+                    ) from None
+            raise
+        finally:
+            os.close(fd)
+        fd = below
+    return fd
+
+
 class Tree:
     """The folder ``site`` as an open directory, and the files below it."""
 
@@ -58,37 +99,18 @@ class Tree:
     def open_folder(self, folder: str) -> Optional[int]:
         """An open descriptor of ``folder`` (the caller closes it), None if it does not exist.
 
-        Raises AgentError DD509 when a component is a symbolic link.
+        Raises AgentError DD509 when a component is a symbolic link, DD106 when one is a file.
         """
-        fd = os.dup(self.fd)
-        for index, part in enumerate(folder.split("/") if folder else []):
-            try:
-                below = os.open(part, _DIRECTORY, dir_fd=fd)
-            except OSError as error:
-                try:
-                    target = os.readlink(part, dir_fd=fd)
-                except OSError:
-                    target = None
-                os.close(fd)
-                done = "/".join(folder.split("/")[: index + 1])
-                if target is not None:
-                    raise AgentError(
-                        "DD509",
-                        "%s is a symbolic link to %s" % (done, target),
-                        "set root to the real folder, or replace the link on the host by what it points to",
-                    ) from None
-                if error.errno == errno.ENOENT:
-                    return None
-                if error.errno == errno.ENOTDIR:
-                    raise AgentError("DD106", "%s is a file where a folder is needed" % done) from None
-                raise
-            os.close(fd)
-            fd = below
-        return fd
+        try:
+            return descend(self.fd, folder)
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError:
+            raise AgentError("DD106", "%s: a file is where a folder is needed" % folder) from None
 
     def entry(self, path: str) -> Tuple[Entry, Optional[os.stat_result], bytes]:
         """What stands at ``path``: the entry, its stat and, for a file, the bytes that were hashed."""
-        folder, _, name = path.rpartition("/")
+        folder, name = split_path(path)
         fd = self.open_folder(folder)
         if fd is None:
             return None, None, b""

@@ -10,13 +10,12 @@ import errno
 import hashlib
 import os
 import stat
-import sys
 import time
 from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from .protocol import AgentError
+from .tree import TEMP_PREFIX, UTF8_NAMES, descend, local_name
 
-TEMP_PREFIX = ".ddtree-"
 # Larger files, and built objects, are listed by hash; their bytes stay on the host unless asked for.
 MAX_TEXT = 8 * 1024 * 1024
 BUILT_SUFFIXES = (".so", ".a", ".o", ".pyd", ".dylib", ".cubin", ".fatbin")
@@ -26,7 +25,6 @@ RETRY_AFTER = 0.05  # seconds; a writer that replaces a file in place is done by
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: a FIFO that takes a file's place must not hang the open.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_UTF8_NAMES = sys.getfilesystemencoding().lower() in ("utf-8", "utf8")
 
 
 class Node(NamedTuple):
@@ -71,12 +69,7 @@ def is_built(path: str) -> bool:
 
 
 def _text(name: str) -> str:
-    return name if _UTF8_NAMES else os.fsencode(name).decode("utf-8", "surrogateescape")
-
-
-def local_name(name: str) -> str:
-    """The spelling under which this interpreter opens a path or name that came as UTF-8 with surrogates."""
-    return name if _UTF8_NAMES else os.fsdecode(name.encode("utf-8", "surrogateescape"))
+    return name if UTF8_NAMES else os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
 def open_folder(site: str, path: str) -> int:
@@ -85,23 +78,10 @@ def open_folder(site: str, path: str) -> int:
     Raises AgentError DD509 where a component is a link, and OSError.
     """
     fd = os.open(site, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    done: List[str] = []
-    for part in path.split("/") if path else []:
-        done.append(part)
-        try:
-            below = os.open(local_name(part), _FOLDER, dir_fd=fd)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR) and _kind(fd, local_name(part)) == "link":
-                raise AgentError(
-                    "DD509",
-                    "%s is a symbolic link" % "/".join(done),
-                    "set root to the real folder, or replace the link on the host by what it points to",
-                ) from None
-            raise
-        finally:
-            os.close(fd)
-        fd = below
-    return fd
+    try:
+        return descend(fd, path)
+    finally:
+        os.close(fd)
 
 
 def _kind(folder: int, name: str) -> Optional[str]:

@@ -162,7 +162,8 @@ class _Command:
             stderr=subprocess.PIPE,
             start_new_session=True,
             bufsize=0,
-            cwd=Path.home(),
+            # A home folder that is not there is no obstacle, as with sshd.
+            cwd=Path.home() if Path.home().is_dir() else "/",
             env=_login_environment(),
         )
         streams = self._process.stdin, self._process.stdout, self._process.stderr

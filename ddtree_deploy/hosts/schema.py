@@ -84,6 +84,7 @@ HOST_KEYS: dict[str, Callable[[object, Path], Any]] = {
     "ssh": _destination,
     "local": _here,
     "python": _absolute,
+    "any_python": _flag,
     "root": _absolute,
     "sudo": _flag,
     "state_dir": _absolute,

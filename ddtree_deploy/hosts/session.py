@@ -130,7 +130,7 @@ class Exchange:
                 f"{where}: no such python: {last}",
                 "name it: --python PATH, or python in the inventory",
             )
-        if status == 9 or "SyntaxError" in said or "buffer" in last or "zlib" in last:
+        if status == 9 or "SyntaxError" in said or "unknown option" in said.lower() or "buffer" in last or "zlib" in last:
             return DeployError(
                 "DD309",
                 f"{where}: {last}",

@@ -95,7 +95,8 @@ def _bounded(channel: paramiko.Channel, timeout: float) -> Iterator[None]:
     """Make paramiko's wait for the answer to a request end: by itself it has no limit."""
 
     def give_up() -> None:
-        channel.close()
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            channel.close()
         channel.event.set()
 
     timer = threading.Timer(timeout, give_up)

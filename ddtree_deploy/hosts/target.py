@@ -34,6 +34,8 @@ class Target:
     ssh: str | None = None
     python: str | None = None
     root: str | None = None
+    #: Take ``python`` for the engine's own although the tree's evidence says otherwise.
+    any_python: bool = False
     sudo: bool = False
     state_dir: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -44,9 +46,9 @@ class Target:
     #: Said when the name cannot be resolved: how the text that named this host was understood.
     unresolved_hint: str | None = field(default=None, compare=False)
 
-    def options(self) -> dict[str, str | None]:
-        """What the agent is told about the host: ``root`` and ``state_dir``."""
-        return {"root": self.root, "state_dir": self.state_dir}
+    def options(self) -> dict[str, object]:
+        """What the agent is told about the host: ``root``, ``state_dir`` and ``any_python``."""
+        return {"root": self.root, "state_dir": self.state_dir, "any_python": self.any_python}
 
 
 @dataclass(frozen=True)

@@ -155,5 +155,5 @@ def test_the_interpreter_of_a_virtual_environment(tmp_path: Path) -> None:
 
 def test_options_are_what_the_agent_reads() -> None:
     target = Target("rtx", "ssh", root="/srv/python", state_dir="/var/lib/x", sudo=True)
-    assert target.options() == {"root": "/srv/python", "state_dir": "/var/lib/x"}
+    assert target.options() == {"root": "/srv/python", "state_dir": "/var/lib/x", "any_python": False}
     assert hash(target) == hash(Target("rtx", "ssh", root="/srv/python", state_dir="/var/lib/x", sudo=True))

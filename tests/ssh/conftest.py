@@ -85,6 +85,7 @@ class Sshd:
             "PasswordAuthentication": "no",
             "KbdInteractiveAuthentication": "no",
             "LogLevel": "VERBOSE",
+            "SetEnv": f"HOME={self.folder}",  # none of the user's login files
             **self.options,
         }
         lines = []
