@@ -71,7 +71,6 @@ class Console:
                 emoji=False,
                 soft_wrap=True,
                 record=self._record and not error,
-                force_terminal=True if self._record else None,
                 width=self._width,
             )
         return self._rich[error]

@@ -50,6 +50,9 @@ def check_streams_and_status(transport: Transport) -> None:
     process.write(b"one")
     process.write(b"two")
     process.close_stdin()
+    process.close_stdin()
+    with pytest.raises(BrokenPipeError):
+        process.write(b"three")
     assert read_all(process) == b"onetwo"
     assert process.read(10) == b""
     assert process.wait() == 7
@@ -89,8 +92,8 @@ def check_echo(transport: Transport) -> None:
 
 
 def check_status_after_unread_output(transport: Transport) -> None:
-    """The status of a command whose 5 MB nobody read: no hang, and only after the end of stdout."""
-    process = transport.start([PYTHON, "-c", "import sys; sys.stdout.write('x' * 5_000_000); sys.exit(3)"])
+    """The status of a command whose output nobody read, more than any window holds: no hang."""
+    process = transport.start(["/bin/sh", "-c", "head -c 40000000 /dev/zero; exit 3"])
     assert process.wait() == 3
 
 

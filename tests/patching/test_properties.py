@@ -158,13 +158,19 @@ def test_git_agrees_wherever_both_apply(tmp_path_factory, change, context, data)
                 assert stricter_than_git(error)
             return
         if status == 0:
-            assert read_tree(folder) == ours
+            assert read_tree(folder) == ours or git_takes_a_beginning(patch, target)
         else:
             # git ties every hunk that begins at line 1 to the beginning of the file.
             assert "patch does not apply" in said
             assert any(hunk.old_start <= 1 for diff in parse(patch, source="") for hunk in diff.hunks)
     finally:
         shutil.rmtree(folder)
+
+
+def git_takes_a_beginning(patch, target):
+    """git lets a last line without newline match the beginning of a longer line, and glues what follows."""
+    olds = [hunk.old for diff in parse(patch, source="") for hunk in diff.hunks]
+    return any(old and not old.endswith(b"\n") and old in target[:-1] for old in olds)
 
 
 def stricter_than_git(error):
@@ -178,7 +184,7 @@ def stricter_than_git(error):
         "not after the hunk above it",
         "the file goes on",
         "begins at the beginning",
-        # git compares a last line without newline with the beginning of a longer line.
+        # See git_takes_a_beginning.
         "the diff says that the file ends without a newline",
     )
     return all(any(reason in line for reason in reasons) for line in (error.details or (error.message,)))

@@ -15,7 +15,9 @@ import paramiko
 import pytest
 
 from ddtree_deploy.errors import DeployError
+from ddtree_deploy.hosts import ssh
 from ddtree_deploy.hosts.connect import connect
+from ddtree_deploy.hosts.session import HostSession
 from ddtree_deploy.hosts.transport import RemoteProcess, Transport
 from tests.hosts import contract
 from tests.hosts.test_local import _alive
@@ -144,6 +146,17 @@ def test_no_more_sessions(start_sshd: Callable[..., Sshd]) -> None:
     transport.close()
 
 
+def test_an_answer_that_was_missed_is_not_waited_for(sshd: Sshd) -> None:
+    """A channel that closed in the moment before paramiko began to wait: nothing would end that wait."""
+    transport = connect(sshd.target())
+    channel = transport._transport.open_session()  # type: ignore[attr-defined]
+    channel.close()
+    channel.event.clear()
+    with ssh._bounded(channel, 0.1):
+        assert channel.event.wait(20)
+    transport.close()
+
+
 def test_closing_leaves_no_thread(sshd: Sshd) -> None:
     before = set(threading.enumerate())
     transport = connect(sshd.target())
@@ -168,6 +181,16 @@ def test_sudo_that_wants_a_password_fails_at_once(transport: Transport, tmp_path
     assert process.stderr() == "sudo: a password is required\n"
 
 
+def test_sudo_that_wants_a_password_is_one_clear_error(start_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
+    (tmp_path / "sudo").write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
+    (tmp_path / "sudo").chmod(0o755)
+    target = start_sshd(SetEnv=f"HOME={tmp_path} PATH={tmp_path}:/usr/bin:/bin").target(sudo=True)
+    with HostSession(target, lambda: connect(target)) as session, pytest.raises(DeployError) as caught:
+        session.call("status", {})
+    assert (caught.value.code, caught.value.exit_status) == ("DD310", 4)
+    assert "NOPASSWD" in str(caught.value.hint)
+
+
 def test_a_peer_that_answers_nothing_is_given_up(sshd: Sshd) -> None:
     """The kernel is told how long unacknowledged data may wait."""
     transport = connect(sshd.target())
@@ -187,6 +210,7 @@ import os, signal, socket, threading
 from dataclasses import replace
 from pathlib import Path
 from ddtree_deploy.errors import DeployError
+from ddtree_deploy.hosts import ssh
 from ddtree_deploy.hosts.connect import connect
 from ddtree_deploy.hosts.target import Target
 target = {target!r}
@@ -215,12 +239,3 @@ for _ in range(4):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_server_that_says_nothing(sshd: Sshd) -> None:
-    """A server that accepts and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        with pytest.raises(DeployError, match=r"no ssh answer in 0\.5 s") as caught:
-            connect(sshd.target(ssh=f"x@127.0.0.1:{port}", connect_timeout=0.5))
-        assert caught.value.code == "DD301"

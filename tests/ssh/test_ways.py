@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,17 @@ def test_a_jump_host_that_does_not_reach_the_next(network: Network, start_sshd: 
     network.know(network.jump, network.inner)
     with pytest.raises(DeployError, match="the jump host does not reach"):
         connect(network.target("Host inner\n  ProxyJump jump\n"))
+
+
+def test_a_named_key_is_for_the_host_alone(network: Network) -> None:
+    """As `ssh -i`: a jump host gets the keys of the configuration."""
+    stranger = f"  IdentityFile {network.keys['stranger']}\n"
+    target = network.target(f"Host inner\n  ProxyJump jump\nHost jump\n{stranger}")
+    network.config.write_text(network.config.read_text().replace(f"  IdentityFile {network.keys['client']}\n", ""))
+    target = replace(target, identity_file=str(network.keys["client"]))
+    with pytest.raises(DeployError, match="^jump: could not log in") as caught:
+        connect(target)
+    assert caught.value.details == (f"offered: {network.keys['stranger']}",)
 
 
 def test_closing_closes_every_hop(network: Network) -> None:
@@ -280,22 +292,38 @@ def test_a_real_sshd_at_its_limit(start_sshd: Callable[..., Sshd], monkeypatch: 
     assert "MaxStartups" in server.log()
 
 
-def test_nothing_else_is_tried_again(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_pause(attempt: int) -> None:
         raise AssertionError("tried again")
 
     monkeypatch.setattr(ssh, "_pause", no_pause)
+
+
+def test_nothing_else_is_tried_again(sshd: Sshd, tmp_path: Path, no_second_try: None) -> None:
     known = tmp_path / "known_hosts"
     known.write_text("")
-    for changes, code in (
+    broken = Drops(sshd.port, 99, b"SSH-2.0-broken\r\n")
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"ssh": f"x@127.0.0.1:{free_port()}"}, "DD301"),
+        ({"ssh": f"x@127.0.0.1:{broken.port}"}, "DD301"),
         ({"known_hosts": str(known)}, "DD302"),
         ({"identity_file": str(sshd.keys["stranger"])}, "DD304"),
-    ):
-        changed: dict[str, Any] = changes
+    )
+    for changes, code in cases:
         with pytest.raises(DeployError) as caught:
-            connect(sshd.target(**changed))
+            connect(sshd.target(**changes))
         assert caught.value.code == code
+    assert broken.seen == 1
+    broken.listener.close()
+
+
+def test_a_server_that_says_nothing(sshd: Sshd, no_second_try: None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(DeployError, match=r"no ssh answer in 0\.5 s") as caught:
+            connect(sshd.target(ssh=f"x@127.0.0.1:{port}", connect_timeout=0.5))
+        assert caught.value.code == "DD301"
 
 
 # --- hosts that are not there ---
@@ -332,7 +360,7 @@ def test_a_host_that_drops_packets(sshd: Sshd) -> None:
             one.close()
 
 
-def test_no_algorithm_in_common(start_sshd: Callable[..., Sshd]) -> None:
+def test_no_algorithm_in_common(start_sshd: Callable[..., Sshd], no_second_try: None) -> None:
     server = start_sshd(KexAlgorithms="sntrup761x25519-sha512@openssh.com")
     with pytest.raises(DeployError, match="no algorithm in common") as caught:
         connect(server.target())
