@@ -32,6 +32,4 @@ def _shipped(name: str) -> Path:
     base = checkout if (checkout / "pyproject.toml").is_file() else _PACKAGE / "_data"
     if (base / name).is_dir():
         return base / name
-    raise DeployError(
-        "DD007", f"the installed package lacks its {name} folder", hint="reinstall ddtree-deploy"
-    )
+    raise DeployError("DD007", f"the installed package lacks its {name} folder", hint="reinstall ddtree-deploy")

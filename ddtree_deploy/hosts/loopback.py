@@ -7,7 +7,6 @@ it needs on disk lies in a private temporary folder that goes away with it.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import io
 import os
 import shutil
@@ -48,8 +47,7 @@ class LoopbackServer:
         self._lock = threading.Lock()
         self._commands: set[_Command] = set()
         self._transports: set[paramiko.Transport] = set()
-        self._host_key, _text = _new_key()
-        self._client_key, self._client_text = _new_key()
+        self._host_key, _private = _new_key()
 
     def __enter__(self) -> LoopbackServer:
         self.start()
@@ -60,14 +58,15 @@ class LoopbackServer:
 
     def start(self) -> None:
         """Open the port and write the files that a client needs."""
-        self.folder = Path(tempfile.mkdtemp(prefix="ddtree-loopback-"))
         self._listener = socket.create_server((_ADDRESS, 0))
         self.port: int = self._listener.getsockname()[1]
+        self.folder = Path(tempfile.mkdtemp(prefix="ddtree-loopback-"))
         self.identity_file = self.folder / "identity"
         self.known_hosts_file = self.folder / "known_hosts"
-        line = _public(self._host_key).line(f"[{_ADDRESS}]:{self.port}")
-        _write_private(self.identity_file, self._client_text)
-        _write_private(self.known_hosts_file, line + "\n")
+        self._client_key, private = _new_key()
+        _write_private(self.identity_file, private)
+        known = PublicKey(self._host_key.get_name(), self._host_key.asbytes())
+        _write_private(self.known_hosts_file, known.line(f"[{_ADDRESS}]:{self.port}") + "\n")
         self._acceptor = threading.Thread(target=self._accept, name="loopback-accept", daemon=True)
         self._acceptor.start()
 
@@ -115,7 +114,7 @@ class LoopbackServer:
 
     def admits(self, key: paramiko.PKey) -> bool:
         """Whether ``key`` is the one client key."""
-        return hmac.compare_digest(key.asbytes(), self._client_key.asbytes())
+        return key.asbytes() == self._client_key.asbytes()
 
     def run(self, command: str, channel: paramiko.Channel, connection_lock: threading.Lock) -> None:
         """Start ``command`` for ``channel``."""
@@ -241,10 +240,6 @@ def _new_key() -> tuple[paramiko.PKey, str]:
         .decode("ascii")
     )
     return paramiko.Ed25519Key.from_private_key(io.StringIO(text)), text
-
-
-def _public(key: paramiko.PKey) -> PublicKey:
-    return PublicKey(key.get_name(), key.asbytes())
 
 
 def _write_private(path: Path, text: str) -> None:

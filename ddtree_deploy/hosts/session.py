@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from ddtree_deploy.hosts.transport import RemoteProcess, Transport
 
 Progress = Callable[[int, int, str], None]
 DEFAULT_PYTHON = "python3"
+#: How long a host may take to start python and the agent in it.
+HANDSHAKE_LIMIT_S = 60.0
 
 
 class ConnectionLost(DeployError):
@@ -59,10 +62,30 @@ class Exchange:
         except (BrokenPipeError, ConnectionError, EOFError, OSError):
             # Why it went away is read below: the host's own words are on stderr.
             pass
-        magic = protocol.MAGIC + nonce.encode("ascii") + b"\n"
+        expired = threading.Event()
+
+        def give_up() -> None:
+            expired.set()
+            self._process.kill()
+
+        timer = threading.Timer(HANDSHAKE_LIMIT_S, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            self._skip_noise(protocol.MAGIC + nonce.encode("ascii") + b"\n", expired)
+        finally:
+            timer.cancel()
+
+    def _skip_noise(self, magic: bytes, expired: threading.Event) -> None:
         seen = b""
         while magic not in seen:
             piece = self._process.read(4096)
+            if not piece and expired.is_set():
+                raise DeployError(
+                    "DD306",
+                    f"{self._host}: no agent after {HANDSHAKE_LIMIT_S} s: {_tail(seen) or 'nothing was said'}",
+                    "does the host let you run commands? Try `ssh HOST python3 -V` by hand",
+                )
             if not piece:
                 raise self._no_answer(seen)
             if len(seen) > protocol.MAX_NOISE:
@@ -130,7 +153,13 @@ class Exchange:
                 f"{where}: no such python: {last}",
                 "name it: --python PATH, or python in the inventory",
             )
-        if status == 9 or "SyntaxError" in said or "unknown option" in said.lower() or "buffer" in last or "zlib" in last:
+        if (
+            status == 9
+            or "SyntaxError" in said
+            or "unknown option" in said.lower()
+            or "buffer" in last
+            or "zlib" in last
+        ):
             return DeployError(
                 "DD309",
                 f"{where}: {last}",

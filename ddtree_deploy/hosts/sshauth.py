@@ -89,7 +89,7 @@ def _offers(
         for key in held.values():
             yield f"agent key {PublicKey(key.get_name(), key.blob).fingerprint} {key.comment}".rstrip(), key
     for path in files:
-        if path not in attempts.locked and (key := _load(path, attempts)):
+        if path != identity and (key := _load(path, attempts)):
             yield str(path), key
     for path in attempts.locked:
         if path in files and (key := _unlock(path, attempts)):

@@ -38,7 +38,8 @@ class SshConfig:
 
     ``identity_files`` holds, in the order to offer, those that exist or whose ``.pub`` does. ``identity_agent``
     is the agent's socket, None for no agent. ``proxy_jump`` lists the hops in the order they are passed.
-    ``connect_timeout`` is in seconds, None where none is set.
+    ``connect_timeout`` is in seconds, None where none is set. KnownHostsCommand and host certificates have no
+    part in it: a host that only they vouch for is unknown here.
     """
 
     original: str

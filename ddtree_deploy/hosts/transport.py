@@ -22,7 +22,10 @@ class RemoteProcess(Protocol):
         """What came on stderr so far, at most the last 64 KiB, undecodable bytes replaced."""
 
     def wait(self) -> int | None:
-        """The exit status after stdout's end; None when the connection was lost before one came."""
+        """End stdin, drop unread stdout, then the exit status: negative when a signal ended the command.
+
+        None when the connection was lost before a status came. Waits as long as the command runs.
+        """
 
     def kill(self) -> None:
         """Drop the command's channel; the host's process gets SIGHUP or end-of-file. Never raises."""

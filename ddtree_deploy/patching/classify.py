@@ -256,7 +256,10 @@ class _Classifier:
             if not self.intact(path, record):
                 return State.DRIFT
             return State.APPLIED if record.digest == family.digest else State.SUPERSEDED
-        return State.PENDING if patch_set.adhoc else State.DRIFT
+        if not patch_set.adhoc:
+            return State.DRIFT
+        # The very set is recorded, and left this path as it was: the source of a copy.
+        return State.APPLIED if record is not None and record.digest == family.digest else State.PENDING
 
 
 def _levels(chain: Sequence[tuple[str, FileHashes]]) -> list[str | None]:

@@ -125,9 +125,8 @@ class _Planner:
         item, family = status.patch_set, status.family
         exact = family.paths if status.version is not None else ()
         hashes = {file.path: file for file in status.files}
-        self.check(
-            item, {path: (hashes[path].before, self.images[path]) for path in exact}, "stands before it", "DD101"
-        )
+        before = {path: (hashes[path].before, self.images[path]) for path in exact}
+        self.check(item, before, "stands before it", "DD101")
         result = compute(self.images, family.diffs, exact)
         after = {**result.images, **{path: FileImage(data) for path, data in family.added.items()}}
         self.check(item, {path: (hashes[path].after, after[path]) for path in exact}, "results", "DD108")

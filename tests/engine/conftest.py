@@ -1,4 +1,4 @@
-"""The engine's source as published and with the dflash-fixes set applied, and ways to run it."""
+"""The engine's source as published, with dflash-fixes and with ddtree applied, and ways to run it."""
 
 from __future__ import annotations
 
@@ -50,6 +50,26 @@ def patched_files(fixes_set, fixes, wheel_site) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="session")
+def ddtree_set():
+    """The ddtree set."""
+    return load_set(patches_dir() / "ddtree")
+
+
+@pytest.fixture(scope="session")
+def ddtree_files(fixes_set, ddtree_set, wheel_site) -> dict[str, bytes]:
+    """Path -> content of every file that ddtree and what it requires change or add, after both."""
+    sets = [fixes_set, ddtree_set]
+    files = {path: wheel_site / path for item in sets for path in item.family_for(ENGINE).paths}
+    images = {path: FileImage(file.read_bytes()) if file.exists() else None for path, file in files.items()}
+    return {path: change.after.data for path, change in plan(sets, ENGINE, images).changes.items()}
+
+
+@pytest.fixture(scope="session")
+def ddtree_site(site_with, ddtree_files) -> Path:
+    return site_with(ddtree_files)
+
+
+@pytest.fixture(scope="session")
 def site_with(wheel_site, tmp_path_factory) -> Callable[[dict[str, bytes]], Path]:
     """Make a site that is the pristine one but for the given files."""
 
@@ -57,7 +77,7 @@ def site_with(wheel_site, tmp_path_factory) -> Callable[[dict[str, bytes]], Path
         site = tmp_path_factory.mktemp("site")
         shutil.copytree(wheel_site / "sglang", site / "sglang", copy_function=link)
         for path, data in files.items():
-            (site / path).unlink()
+            (site / path).unlink(missing_ok=True)  # it may share its bytes with the pristine site
             (site / path).write_bytes(data)
         return site
 

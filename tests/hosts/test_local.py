@@ -25,21 +25,9 @@ def local() -> Iterator[Transport]:
     transport.close()
 
 
-def _alive(pid: int) -> bool:
-    """Running, not merely waiting to be collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
 def test_contract(local: Transport, check: Callable[[Transport], None]) -> None:
     check(local)
-
-
-def test_kill(local: Transport) -> None:
-    contract.check_kill(local, _alive)
 
 
 def test_a_command_that_ignores_the_hang_up_may_finish(local: Transport, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from ddtree_deploy.hosts.connect import connect
 from ddtree_deploy.hosts.loopback import LoopbackServer
 from ddtree_deploy.hosts.transport import Transport
 from tests.hosts import contract
-from tests.hosts.test_local import _alive
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +37,6 @@ def transport(server: LoopbackServer) -> Iterator[Transport]:
 @pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
 def test_contract(transport: Transport, check: Callable[[Transport], None]) -> None:
     check(transport)
-
-
-def test_kill(transport: Transport) -> None:
-    contract.check_kill(transport, _alive)
 
 
 def test_a_reader_in_another_thread(transport: Transport) -> None:
@@ -129,7 +124,7 @@ def test_stop_ends_commands_and_connections() -> None:
     process = transport.start(["/bin/sh", "-c", "trap '' TERM; echo $$; sleep 60 & wait; sleep 60"])
     pid = int(process.read(20))
     server.stop()
-    assert not _alive(pid)
+    assert not contract.alive(pid)
     assert process.read(10) == b""
     assert process.wait() != 0
     with pytest.raises(DeployError) as caught:

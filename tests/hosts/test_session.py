@@ -56,6 +56,15 @@ def test_endless_noise_is_cut_off(site, tmp_path):
     assert "noise" in error.message
 
 
+def test_a_host_that_hangs_is_given_up(site, tmp_path, monkeypatch):
+    from ddtree_deploy.hosts import session as session_module
+
+    monkeypatch.setattr(session_module, "HANDSHAKE_LIMIT_S", 0.3)
+    error = error_of(session(site, program(tmp_path, "#!/bin/sh\nexec cat\n")))
+    assert error.code == "DD306"
+    assert "no agent after 0.3 s" in error.message
+
+
 def test_no_such_python(site):
     error = error_of(session(site, "/no/such/python"))
     assert error.code == "DD309"

@@ -89,7 +89,9 @@ def test_a_key_file_that_is_none(sshd: Sshd, tmp_path: Path, content: str | None
     if content is not None:
         file.write_text(content)
     error = _fails(sshd.target(identity_file=str(file)))
-    assert any(str(file) in line and words in line for line in error.details)
+    (line,) = error.details
+    assert str(file) in line
+    assert words in line
 
 
 def test_keys_of_the_configuration(sshd: Sshd, keys: Keys, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from ddtree_deploy.hosts.connect import connect
 from ddtree_deploy.hosts.session import HostSession
 from ddtree_deploy.hosts.transport import RemoteProcess, Transport
 from tests.hosts import contract
-from tests.hosts.test_local import _alive
 from tests.ssh.conftest import Sshd
 
 
@@ -34,10 +33,6 @@ def transport(sshd: Sshd) -> Iterator[Transport]:
 @pytest.mark.parametrize("check", contract.CHECKS, ids=lambda check: check.__name__)
 def test_contract(transport: Transport, check: Callable[[Transport], None]) -> None:
     check(transport)
-
-
-def test_kill(transport: Transport) -> None:
-    contract.check_kill(transport, _alive)
 
 
 def test_a_reader_in_another_thread(transport: Transport) -> None:

@@ -133,7 +133,7 @@ def test_a_named_key_is_for_the_host_alone(network: Network) -> None:
     target = network.target(f"Host inner\n  ProxyJump jump\nHost jump\n{stranger}")
     network.config.write_text(network.config.read_text().replace(f"  IdentityFile {network.keys['client']}\n", ""))
     target = replace(target, identity_file=str(network.keys["client"]))
-    with pytest.raises(DeployError, match="^jump: could not log in") as caught:
+    with pytest.raises(DeployError, match=r"^jump: could not log in") as caught:
         connect(target)
     assert caught.value.details == (f"offered: {network.keys['stranger']}",)
 

@@ -22,6 +22,7 @@ INERT = (
     "cuda",
     "dill",
     "einops",
+    "fastapi",
     "flashinfer",
     "gguf",
     "huggingface_hub",
@@ -95,6 +96,7 @@ def install(site: Path) -> None:
     import torch  # noqa: F401
     import triton  # noqa: F401
 
+    patch_language_once()
     sys.meta_path.insert(0, InertFinder())
     for name, kind in (
         ("sglang", types.ModuleType),
@@ -107,3 +109,29 @@ def install(site: Path) -> None:
         parent, _, leaf = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], leaf, package)
+
+
+def patch_language_once() -> None:
+    """Halve the time of interpreted kernels.
+
+    The interpreter makes Triton's language its own when a kernel starts and again at every call of a device
+    function, of which reductions are made; the second time changes nothing.
+    """
+    from triton.runtime import interpreter
+
+    patched: set[str] = set()
+
+    def call(function: interpreter.InterpretedFunction, *args: object, **kwargs: object) -> object:
+        if function.fn.__module__ not in patched:
+            interpreter._patch_lang(function.fn)
+            patched.add(function.fn.__module__)
+        return function.rewrite()(*args, **kwargs)
+
+    interpreter.InterpretedFunction.__call__ = call
+
+
+def add_modules(folder: Path) -> None:
+    """Let modules that a patch set adds be imported too, from `folder`: what the set's new/ holds."""
+    import sglang.srt.speculative as package
+
+    package.__path__ = [*package.__path__, str(folder / "sglang" / "srt" / "speculative")]

@@ -212,6 +212,11 @@ def make_worker(args, pool, allocator, target, draft_tokens):
 class ToyScheduler(SchedulerOutputProcessorMixin):
     """The scheduler's non-overlap loop: admit, prefill first, else decode, process the result."""
 
+    algorithm = SpeculativeAlgorithm.DFLASH
+    verified_tokens = BLOCK  # per request and round
+    target_class = ToyTarget
+    kinds: tuple[str, ...] = ("live", "tracked", "tree", "output")
+
     def __init__(self, scenario):
         self.rng = random.Random(scenario["seed"])
         self.server_args = engine_args.get_global_server_args()
@@ -246,7 +251,7 @@ class ToyScheduler(SchedulerOutputProcessorMixin):
             ),
             mamba_layer_ids=list(range(LAYERS)),
             enable_mamba_extra_buffer=True,
-            speculative_num_draft_tokens=BLOCK,
+            speculative_num_draft_tokens=self.verified_tokens,
             enable_overlap_schedule=scenario["ping_pong"] == 2,
         )
         self.token_to_kv_pool_allocator = TokenToKVPoolAllocator(KV_SLOTS, torch.float32, "cpu", None, False)
@@ -259,18 +264,21 @@ class ToyScheduler(SchedulerOutputProcessorMixin):
                 enable_mamba_extra_buffer=True,
             )
         )
-        self.target = ToyTarget(self.req_to_token_pool)
-        self.worker = make_worker(
+        self.target = self.target_class(self.req_to_token_pool)
+        self.worker = self.make_worker()
+        self.running = self.batch()
+        self.last = None
+        self.queue = []
+        self.turns = []
+
+    def make_worker(self):
+        return make_worker(
             self.server_args,
             self.req_to_token_pool,
             self.token_to_kv_pool_allocator,
             self.target,
             self.draft_tokens,
         )
-        self.running = self.batch()
-        self.last = None
-        self.queue = []
-        self.turns = []
 
     def stream_output(self, *args, **kwargs):
         pass
@@ -286,7 +294,7 @@ class ToyScheduler(SchedulerOutputProcessorMixin):
             self.tree_cache,
             self.model_config,
             False,
-            SpeculativeAlgorithm.DFLASH,
+            self.algorithm,
         )
 
     def draft_tokens(self, *, hidden_states, lm_head) -> torch.Tensor:
@@ -381,7 +389,7 @@ class ToyScheduler(SchedulerOutputProcessorMixin):
 
 def run_turn(scheduler: ToyScheduler, waves, retract=()):
     """Run until all requests are done, and return them in order of arrival."""
-    wrong = {"live": 0, "tracked": 0, "tree": 0, "output": 0}
+    wrong = dict.fromkeys(scheduler.kinds, 0)
     turn = {"requests": 0, "crossings": 0, "prefix_hits": 0, "retractions": 0, "wrong": wrong}
     scheduler.turns.append(turn)
     reqs, step, live = [], 0, True
@@ -409,8 +417,7 @@ def expected_output(req):
     return output
 
 
-def run(scenario) -> dict:
-    scheduler = ToyScheduler(scenario)
+def run(scenario, scheduler: ToyScheduler) -> dict:
     rng = random.Random(scenario["seed"] + 1)
     waves = [
         [([rng.randrange(VOCAB) for _ in range(prompt)], new) for prompt, new in wave] for wave in scenario["waves"]
@@ -461,4 +468,4 @@ hybrid_linear_attn_backend.fused_mamba_state_scatter_with_mask = scatter_interpr
 
 if __name__ == "__main__":
     configure()
-    print(json.dumps([run(scenario) for scenario in json.load(sys.stdin)]))
+    print(json.dumps([run(scenario, ToyScheduler(scenario)) for scenario in json.load(sys.stdin)]))
