@@ -11,9 +11,10 @@ import pytest
 from ddtree_deploy.patching.images import LinkImage
 from tests.agent.harness import tree_of
 from tests.cli.harness import Cli
-from tests.patching.cases import CASES
+from tests.patching.cases import CASES, load
 
 BELOW = b"sglang/srt/"
+HANDED = {case.name for case in load("odd-diffs.json")}
 _HEADER = re.compile(rb'^((?:--- |\+\+\+ )"?[ab]/|rename (?:from|to) |copy (?:from|to) |Index: )(?!/)', re.MULTILINE)
 _GIT = re.compile(rb'^(diff --git "?a/)(.*?)("? "?b/)', re.MULTILINE)
 
@@ -82,6 +83,8 @@ def test_odd_diff(cli, case):
     assert {key: value for key, value in after.items() if value != folders} == {
         key: value for key, value in wanted.items() if value != folders
     }
+    if case.name not in HANDED:
+        return  # the planner's own tests go forward and back with every case
     # And back: the tree is, to the mode, what it was.
     again = cli.on_host(*arguments)
     assert again.status == 0

@@ -94,9 +94,7 @@ def load(site: Path, *, gpu: str = "hopper", draft_block: int | None = 16) -> Mo
         "sglang.srt.layers.moe.utils": {
             "MoeRunnerBackend": lambda name: SimpleNamespace(is_flashinfer_trtllm=lambda: False)
         },
-        "sglang.srt.function_call.function_call_parser": {
-            "FunctionCallParser": SimpleNamespace(ToolCallParserEnum={})
-        },
+        "sglang.srt.function_call.function_call_parser": {"FunctionCallParser": SimpleNamespace(ToolCallParserEnum={})},
         "sglang.srt.parser.reasoning_parser": {"ReasoningParser": SimpleNamespace(DetectorMap={})},
         "sglang.srt.utils.hf_transformers_utils": {"get_config": lambda path, **kwargs: draft_block},
         "sglang.srt.speculative.dflash_utils": {

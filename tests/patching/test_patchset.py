@@ -140,6 +140,14 @@ def test_adhoc_file(tmp_path):
     assert load_adhoc(other).digest != found.digest
 
 
+def test_adhoc_digest_tells_one_patch_from_two():
+    first, second = PLAIN + b"\n", b"\n# second\n" + PLAIN.replace(b"x", b"y")
+    two = adhoc_set("a", [("1", first, 1), ("2", second, 1)])
+    one = adhoc_set("a", [("1", first + b"1" + second, 1)])
+    assert len(one.family_for("1").diffs) == len(two.family_for("1").diffs) == 2
+    assert one.digest != two.digest
+
+
 @pytest.mark.parametrize("name", [".patch", "--.patch", "...", "é.patch", "-x"])
 def test_adhoc_names_are_clean(name):
     clean = adhoc_set(name, [("x.patch", PLAIN, 1)]).name

@@ -324,7 +324,7 @@ def test_every_broken_file_of_a_series_is_told():
     patches = [
         ("1.patch", PATCH.replace(b"-g4", b"-gg"), 1),
         ("2.patch", b"--- /dev/null\n+++ b/sglang/srt/f.py\n@@ -0,0 +1 @@\n+x\n", 1),
-        ("3.patch", PATCH, 1),  # the same file as the first: says nothing new
+        ("3.patch", PATCH.replace(b"-g4", b"-four"), 1),  # rests on the first: says nothing new
     ]
     error, _ = refusal([adhoc_set("s", patches)], V, PRISTINE)
     assert error.message == "s: 2 problems"

@@ -18,7 +18,7 @@ from ddtree_deploy.patching.plan import plan
 from ddtree_deploy.patching.show import new_file_diff, show
 
 from .difftools import contents, git_apply, read_tree, write_tree
-from .sets import ENGINES, GOOD, images
+from .sets import ENGINES, GOOD, changed_copy, images
 from .test_properties import QUICK
 
 ORDERED = with_requirements("over", load_sets(GOOD))
@@ -65,6 +65,17 @@ def test_only():
     assert whole == show([demo], "0.5.11") + b"\n" + show([over], "0.5.11")
     for item in ORDERED:
         assert all(patch.data in whole for patch in item.family_for("0.5.11").patches)
+
+
+def test_a_patch_that_ends_without_a_newline(tmp_path):
+    """It can only be text after the diff; the next title must not run into it."""
+    patch = (GOOD / "demo/0.5.11/0001-f.patch").read_text()
+    folder = changed_copy(tmp_path / "sets", {"demo/0.5.11/0001-f.patch": patch + "-- \n2.39"})
+    ordered = with_requirements("over", load_sets(folder))
+    shown = show(ordered, "0.5.11")
+    assert b"-- \n2.39\n\n# demo 1.0.0: 0.5.11/0002-g.patch\n" in shown
+    tree = images(ordered, "0.5.11")
+    assert present({**tree, **apply_diffs(tree, parse(shown, source="shown")).images}) == wanted("0.5.11")
 
 
 def test_unlisted_version():

@@ -11,7 +11,7 @@ from ddtree_deploy.cli.demo import tree_digest
 from tests.cli.harness import Cli
 
 PATTERNS = "update_mamba_state_after_mtp_verify|mamba_track_indices|TARGET_VERIFY|disable_state_update"
-SETS = ["dflash-fixes"]
+SETS = ["dflash-fixes", "ddtree"]
 
 
 @pytest.fixture

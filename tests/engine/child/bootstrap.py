@@ -131,7 +131,10 @@ def patch_language_once() -> None:
 
 
 def add_modules(folder: Path) -> None:
-    """Let modules that a patch set adds be imported too, from `folder`: what the set's new/ holds."""
+    """Let modules that a patch set adds be imported from `folder`, which is or is like the set's new/.
+
+    They come before any that the site has.
+    """
     import sglang.srt.speculative as package
 
-    package.__path__ = [*package.__path__, str(folder / "sglang" / "srt" / "speculative")]
+    package.__path__ = [str(folder / "sglang" / "srt" / "speculative"), *package.__path__]
