@@ -27,16 +27,23 @@ def visible(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+def _one_line(text: str) -> str:
+    """:func:`visible` for a text that must stay on its line."""
+    return visible(text).replace("\n", "\\n")
+
+
 class OutputClosed(Exception):
     """stdout's reader went away. Not an OSError, which the argument parser would take for its own affair."""
 
 
 @contextlib.contextmanager
-def _closed_pipe() -> Iterator[None]:
+def _writing() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
         raise OutputClosed from None
+    except OSError as error:
+        raise DeployError("DD902", f"the output could not be written: {error.strerror}") from None
 
 
 class Console:
@@ -51,12 +58,15 @@ class Console:
         record: bool = False,
         width: int | None = None,
     ) -> None:
-        self.stdout = stdout or sys.stdout
-        self.stderr = stderr or sys.stderr
+        # A stream that the shell closed (`>&-`) is None: what would go there goes nowhere.
+        self.stdout = stdout or sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
+        self.stderr = stderr or sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
         self.json_mode = json_mode
         self._record = record
         self._width = width
         self._rich: dict[bool, rich.console.Console] = {}
+        #: The exit status that the command has come to, for when its output is cut short.
+        self.status = 0
         #: Lines put on stdout so far.
         self.lines_out = 0
 
@@ -85,22 +95,27 @@ class Console:
         """Whether stdout is a terminal."""
         return self._record or self.stdout.isatty()
 
+    def flush(self) -> None:
+        """Send what is buffered for stdout."""
+        with _writing():
+            self.stdout.flush()
+
     def line(self, *pieces: Piece, error: bool = False) -> None:
         """Print one line made of pieces; styles show on a terminal only."""
         stream = self.stderr if error else self.stdout
         self.lines_out += not error
         if not (self._record and not error) and (not stream.isatty() or os.environ.get("NO_COLOR")):
             text = "".join(piece if isinstance(piece, str) else piece[0] for piece in pieces)
-            with _closed_pipe():
-                stream.write(visible(text) + "\n")
+            with _writing():
+                stream.write(_one_line(text) + "\n")
             return
         from rich.text import Text
 
         text_object = Text()
         for piece in pieces:
             content, style = (piece, "") if isinstance(piece, str) else piece
-            text_object.append(visible(content), style)
-        with _closed_pipe():
+            text_object.append(_one_line(content), style)
+        with _writing():
             self._target(error).print(text_object, soft_wrap=True)
 
     def say(self, *pieces: Piece) -> None:
@@ -119,7 +134,7 @@ class Console:
         if self._record:
             self._target(False).out(text, end="", highlight=False)
             return
-        with _closed_pipe():
+        with _writing():
             try:
                 self.stdout.write(text)
             except UnicodeEncodeError:
@@ -145,7 +160,7 @@ class Console:
     def document(self, kind: str, value: dict[str, Any]) -> None:
         """Print the command's JSON document; ``kind`` and a version make its ``schema`` field."""
         document = {"schema": f"ddtree-deploy.{kind}/1", **value}
-        with _closed_pipe():
+        with _writing():
             self.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
 
     def error(self, error: DeployError) -> None:

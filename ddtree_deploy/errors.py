@@ -21,6 +21,7 @@ class ExitStatus(IntEnum):
     LOCKED = 5
     ROLLED_BACK = 6
     ROLLBACK_INCOMPLETE = 7
+    INTERNAL = 8
     INTERRUPTED = 130
 
 
@@ -81,13 +82,15 @@ CODES: dict[str, tuple[str, ExitStatus]] = {
     "DD507": ("engine processes run from this root", ExitStatus.REFUSED),
     "DD508": ("the host's state folder cannot be used", ExitStatus.REFUSED),
     "DD510": ("a transaction stopped half-way and needs a person", ExitStatus.ROLLBACK_INCOMPLETE),
+    "DD511": ("interrupted while the host was at work", ExitStatus.INTERRUPTED),
     "DD509": ("a symbolic link is in the way", ExitStatus.REFUSED),
     # launch
     "DD601": ("the service cannot be rendered", ExitStatus.USAGE),
     "DD602": ("not possible on this machine or engine version", ExitStatus.REFUSED),
     "DD603": ("a file in the output folder differs from what would be written", ExitStatus.REFUSED),
     # internal
-    "DD901": ("internal error", ExitStatus.REFUSED),
+    "DD901": ("internal error: what the host did is in its history", ExitStatus.INTERNAL),
+    "DD902": ("the output could not be written", ExitStatus.INTERNAL),
 }
 
 

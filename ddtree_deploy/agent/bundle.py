@@ -6,10 +6,7 @@ import functools
 import zlib
 from importlib import resources
 
-# The one command-line argument. Free of quotes, '!', '$' and newlines, so that sh, fish and csh pass it alike.
-LOADER = "import sys,zlib;r=sys.stdin.buffer;exec(zlib.decompress(r.read(int(r.readline()))))"
-
-_TRANSACT = ("root", "tree", "state", "processes", "commit", "transact")
+_TRANSACT = ("root", "tree", "records", "state", "processes", "commit", "transact")
 _MODULES = {
     "facts": ("root",),
     "snapshot": ("root", "tree", "walk", "manifest"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Callable, Dict, Iterator
+import os
+import select
+from typing import Any, Callable, Dict, Iterator, Optional
 
 from . import protocol
 from .protocol import MessageReader, MessageWriter, ProtocolError
@@ -12,8 +14,11 @@ from .protocol import MessageReader, MessageWriter, ProtocolError
 class Call:
     """One operation under way: its request, the data that came with it, and the way back."""
 
-    def __init__(self, request: Dict[str, Any], reader: MessageReader, writer: MessageWriter) -> None:
+    def __init__(
+        self, request: Dict[str, Any], reader: MessageReader, writer: MessageWriter, stdin: Optional[int] = None
+    ) -> None:
         self.request = request
+        self._stdin = stdin
         self.blobs: Dict[str, bytes] = {}
         self._reader = reader
         self._writer = writer
@@ -43,6 +48,13 @@ class Call:
         """End the message so far and wait for the client's next request object (same exec, one round trip)."""
         self._tell(self._writer.end)
         return read_request(self._reader, {})
+
+    def client_gone(self) -> bool:
+        """Whether the client's end of our stdin is closed: it sends nothing after its request, and keeps it open."""
+        if self._stdin is None:
+            return False
+        ready, _writable, _failed = select.select([self._stdin], [], [], 0)
+        return bool(ready) and not os.read(self._stdin, 1)
 
     def finish(self, kind: bytes, value: Dict[str, Any]) -> None:
         """Send the last frame and end the answer."""

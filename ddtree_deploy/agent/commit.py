@@ -21,7 +21,7 @@ import stat
 import subprocess
 import sys
 import warnings
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .protocol import AgentError
 from .root import Root
@@ -233,7 +233,8 @@ class Transaction:
         """Drop the bytecode of every changed module; recompile what this interpreter had compiled before.
 
         A pyc is trusted by the interpreter when the source's size and whole-second mtime agree (or always,
-        if unchecked), so an old one could outlive its source.
+        if unchecked), so an old one could outlive its source. One that can neither go nor be trusted is noted;
+        for one that would be trusted this raises AgentError DD504.
         """
         for operation in self.operations:
             if operation["path"].endswith(".py"):
@@ -241,22 +242,54 @@ class Transaction:
 
     def _refresh_bytecode(self, path: str) -> None:
         folder, name = split_path(path)
-        fd = self._tree.open_folder(folder + "/__pycache__")
+        try:
+            fd = self._tree.open_folder(folder + "/__pycache__")
+        except (AgentError, OSError) as error:
+            self.notes.append("bytecode of %s was left alone: %s" % (path, error))
+            return
         if fd is None:
             return
         try:
             stem = name[:-3] + "."
             for cached in sorted(os.listdir(fd)):
-                if not cached.startswith(stem) or not cached.endswith(".pyc"):
-                    continue
-                info = os.lstat(cached, dir_fd=fd)
-                mode = _invalidation_mode(fd, cached)
-                os.unlink(cached, dir_fd=fd)
-                if mode is not None and os.path.exists(os.path.join(self._root.site, local_name(path))):
-                    self._recompile(path, cached, mode, info)
-            os.fsync(fd)
+                if cached.startswith(stem) and cached.endswith(".pyc"):
+                    self._refresh_one(fd, path, cached)
+            with contextlib.suppress(OSError):
+                os.fsync(fd)
         finally:
             os.close(fd)
+
+    def _refresh_one(self, fd: int, path: str, cached: str) -> None:
+        info = os.lstat(cached, dir_fd=fd)
+        head = _pyc_head(fd, cached)
+        mode = _invalidation_mode(head)
+        try:
+            os.unlink(cached, dir_fd=fd)
+        except OSError as error:
+            if self._would_run(path, head):
+                raise AgentError(
+                    "DD504",
+                    "stale bytecode of %s cannot be removed: %s" % (path, error.strerror),
+                    "deploy as the owner of its __pycache__, or set sudo in the inventory",
+                ) from None
+            self.notes.append("old bytecode of %s stays, python will not trust it: %s" % (path, error.strerror))
+            return
+        if mode is not None and os.path.exists(os.path.join(self._root.site, local_name(path))):
+            self._recompile(path, cached, mode, info)
+
+    def _would_run(self, path: str, head: bytes) -> bool:
+        """Whether this interpreter would run a pyc with this head for the source as it is now."""
+        mode = _invalidation_mode(head)
+        if mode is None or mode is py_compile.PycInvalidationMode.CHECKED_HASH:
+            return False
+        if mode is py_compile.PycInvalidationMode.UNCHECKED_HASH:
+            return True
+        try:
+            source = os.stat(os.path.join(self._root.site, local_name(path)))
+        except OSError:
+            return False
+        told = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
+        return told == (int(source.st_mtime) & 0xFFFFFFFF, source.st_size & 0xFFFFFFFF)
 
     def _recompile(self, path: str, cached: str, mode: py_compile.PycInvalidationMode, like: os.stat_result) -> None:
         source = os.path.join(self._root.site, local_name(path))
@@ -305,22 +338,36 @@ class Transaction:
             )
         self.journal["smoke"] = False
 
-    def finish(self) -> None:
-        """Write the record, the history and the end of the journal; the transaction is then final."""
+    def commit(self) -> None:
+        """Write the record: from here on the transaction stands, whatever happens."""
         self._state.write_record(dict(self.journal["record"], transaction=self.journal["id"]))
-        self._state.append_history(dict(self.journal["history"], outcome="done"))
-        remove_folders(self._tree, self.journal["emptied"])
-        self._enter("committed")
-        self._state.prune()
+
+    def close(self) -> None:
+        """Write the history and the end of the journal. What fails here is a note: the change stands."""
+        steps: List[Callable[[], Any]] = [
+            lambda: self._state.append_history(dict(self.journal["history"], outcome="done")),
+            lambda: remove_folders(self._tree, self.journal["emptied"]),
+            lambda: self._enter("committed"),
+            self._state.prune,
+        ]
+        for step in steps:
+            try:
+                step()
+            except (OSError, AgentError) as error:
+                self.notes.append("the change stands, but its bookkeeping is not complete: %s" % error)
 
     # --- back
 
     def abort(self) -> None:
         """Give up before anything was replaced: the tree is as before, only the staged files go."""
-        self.remove_temporaries()
-        remove_folders(self._tree, self.journal["folders"])
-        with contextlib.suppress(OSError):  # a full disk: the next recover finds nothing to restore
+        with contextlib.suppress(OSError, AgentError):
+            self.remove_temporaries()
+            remove_folders(self._tree, self.journal["folders"])
+        try:
             self._enter("undone")
+        except OSError:
+            # A full disk has room for no journal, but for less of one: without it nothing was ever begun.
+            self._state.drop_journal(self.journal["id"])
 
     def undo(self, outcome: str) -> List[str]:
         """Bring every file back to its entry before; returns the paths that had to be restored.
@@ -380,7 +427,10 @@ class Transaction:
             entry = self._tree.entry(operation["path"])[0]
             if not same(entry, operation["before"]):
                 failed.append("%s: is %s" % (operation["path"], say(entry)))
-        self.refresh_bytecode()
+        try:
+            self.refresh_bytecode()
+        except AgentError as error:
+            self.notes.append(str(error))
         self.remove_temporaries()
         if failed:
             raise AgentError(
@@ -404,19 +454,23 @@ class Transaction:
                 os.unlink(operation["temporary"], dir_fd=fd)
             except FileNotFoundError:
                 pass
+            except OSError as error:
+                if error.errno != errno.EROFS:  # where nothing can be written, nothing was left either
+                    raise
             finally:
                 os.close(fd)
 
     def recover(self) -> Tuple[str, List[str]]:
         """Finish or undo after a crash: ("finished" | "undone", the paths restored)."""
         if self._state.record().get("transaction") == self.journal["id"]:
-            self.finish()
+            self.close()
             return "finished", []
         done, foreign = self._sort_out()
         if not foreign and len(done) == len(self.operations) and not self.journal["smoke"]:
             self.remove_temporaries()
             self.refresh_bytecode()
-            self.finish()
+            self.commit()
+            self.close()
             return "finished", []
         return "undone", self.undo("undone by recover")
 
@@ -479,16 +533,23 @@ def remove_folders(tree: Tree, folders: List[str]) -> None:
                 os.close(cache)
 
 
-def _invalidation_mode(fd: int, name: str) -> Optional[py_compile.PycInvalidationMode]:
-    """How the pyc says it is to be checked; None for one that this interpreter did not make."""
-    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+def _pyc_head(fd: int, name: str) -> bytes:
+    """The first 16 bytes of a pyc; nothing of what is no regular file."""
     try:
-        head = os.read(handle, 8)
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+    except OSError:
+        return b""
+    try:
+        return os.read(handle, 16) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
     finally:
         os.close(handle)
-    if len(head) < 8 or head[:4] != importlib.util.MAGIC_NUMBER:
+
+
+def _invalidation_mode(head: bytes) -> Optional[py_compile.PycInvalidationMode]:
+    """How a pyc with this head says it is to be checked; None for one that this interpreter did not make."""
+    if len(head) < 16 or head[:4] != importlib.util.MAGIC_NUMBER:
         return None
-    flags = int.from_bytes(head[4:], "little")
+    flags = int.from_bytes(head[4:8], "little")
     if not flags & 1:
         return py_compile.PycInvalidationMode.TIMESTAMP
     checked = py_compile.PycInvalidationMode.CHECKED_HASH

@@ -43,7 +43,7 @@ def main(nonce: str) -> int:
     except (ProtocolError, StopIteration) as error:
         sys.stderr.write("ddtree-agent: incomplete request: %s\n" % error)
         return 3
-    call = Call(request, reader, writer)
+    call = Call(request, reader, writer, sys.stdin.fileno())
     call.blobs = blobs
     try:
         where = OPERATIONS.get(str(request.get("op")))

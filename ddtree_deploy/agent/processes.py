@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
+from .protocol import LOADER
 from .root import Root
 
 _ARGV_LIMIT = 300
@@ -57,45 +58,45 @@ def _environment(pid: str) -> Dict[bytes, bytes]:
     return {name: value for name, _, value in pairs}
 
 
-def _runs_from(pid: str, argv: List[bytes], site: bytes, prefix: Optional[bytes]) -> Optional[str]:
-    """Why the process counts as running from the root, or None.
+def _runs_from(pid: str, argv: List[bytes], site: bytes, prefix: Optional[bytes]) -> Tuple[Optional[str], bool]:
+    """Why the process counts as running from the root (or None), and whether that is certain.
 
     ``prefix``: the environment whose interpreter imports the engine from this root by itself, if ours does.
     """
     if not os.path.basename(_link(pid, "exe")).startswith("python"):
-        return None
-    inside = site.rstrip(b"/") + b"/"
-    maps = _read(pid, "maps")
-    if inside in maps:
-        return "has files of the root mapped"
-    if any(inside in item + b"/" for item in argv[1:]):
-        return "names the root on its command line"
+        return None, False
+    if LOADER.encode() in argv:
+        return None, False  # another deployer's agent: the lock keeps it in order
+    if site.rstrip(b"/") + b"/" in _read(pid, "maps"):
+        return "has files of the root mapped", True
+    if any(item.startswith(site.rstrip(b"/") + b"/sglang/") for item in argv[1:]):
+        return "runs a file of the root", True
     environment = _environment(pid)
     if any(os.path.realpath(item) == site for item in environment.get(b"PYTHONPATH", b"").split(b":") if item):
-        return "has the root on PYTHONPATH"
+        return "has the root on PYTHONPATH", True
     named = b"sglang" in b"\0".join(argv)
-    if not named:
-        return None
-    if _link(pid, "cwd").encode() == site:
-        return "runs in the root"
+    if named and _link(pid, "cwd").encode() == site:
+        return "runs in the root", True
     if prefix is None:
-        return None
+        return None, False
     mine = os.path.realpath(prefix)
     program = argv[0] if argv else b""
     if program.startswith(b"/") and os.path.realpath(os.path.dirname(os.path.dirname(program))) == mine:
-        return "is run by the root's interpreter"
-    if os.path.realpath(environment.get(b"VIRTUAL_ENV", b"")) == mine and environment.get(b"VIRTUAL_ENV"):
-        return "runs in the root's environment"
+        return "is run by the root's interpreter", named
+    if environment.get(b"VIRTUAL_ENV") and os.path.realpath(environment[b"VIRTUAL_ENV"]) == mine:
+        return "runs in the root's environment", named
     if program.startswith(b"sglang::"):
         # The engine renames its workers and so hides the interpreter's path; their parent is listed too.
-        return "is an engine worker"
-    if _link(pid, "exe") == os.path.realpath(sys.executable) and not os.path.isfile(prefix + b"/pyvenv.cfg"):
-        return "is run by the root's interpreter"
-    return None
+        return "is an engine worker", True
+    if named and _link(pid, "exe") == os.path.realpath(sys.executable) and not os.path.isfile(prefix + b"/pyvenv.cfg"):
+        return "is run by the root's interpreter", True
+    return None, False
 
 
 def running(root: Root) -> List[Dict[str, Any]]:
     """Engine processes of ``root``: pid, user id, command line, why, start time; the agent's own are left out.
+
+    ``certain`` is False for a process of the root's interpreter that may or may not use the engine.
 
     Pure Python modules leave no trace in a process's maps, so the command line and environment decide;
     environments of other users are seen only as root.
@@ -114,7 +115,7 @@ def running(root: Root) -> List[Dict[str, Any]]:
         argv = [item for item in _read(pid, "cmdline").split(b"\0") if item]
         if not argv:
             continue
-        why = _runs_from(pid, argv, site, prefix)
+        why, certain = _runs_from(pid, argv, site, prefix)
         if why:
             try:
                 owner = os.stat("/proc/" + pid).st_uid
@@ -127,6 +128,7 @@ def running(root: Root) -> List[Dict[str, Any]]:
                     "uid": owner,
                     "command": command[:_ARGV_LIMIT],
                     "why": why,
+                    "certain": certain,
                     "started": _started(pid, boot),
                 }
             )

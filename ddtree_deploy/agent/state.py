@@ -25,9 +25,11 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
-from typing import Any, Dict, Iterator, List, Optional, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
+from . import records
 from .protocol import AgentError
 from .root import Root
 from .tree import read_all
@@ -35,6 +37,7 @@ from .tree import read_all
 SCHEMA = 1
 DEFAULT_BASE = "/var/lib/ddtree-deploy"
 KEEP_TRANSACTIONS = 20
+_FOLDER_MODE, _FILE_MODE = 0o750, 0o640
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,100}$")
 
 
@@ -70,17 +73,27 @@ class State:
         known = [folder for folder in self._folders if _is_state(folder)]
         self.folder = known[0] if known else self._folders[0]
         self.exists = bool(known)
-        package = os.stat(os.path.join(root.site, root.package))
-        self._gid = package.st_gid
-        # As readable as the tree's group needs, as writable as the tree itself is for that group.
-        shared = 0o020 if package.st_mode & 0o020 else 0
-        self._folder_mode, self._file_mode = 0o750 | shared, 0o640 | shared
+        self._gid = os.stat(os.path.join(root.site, root.package)).st_gid
         if self.exists:
+            self._check_owner()
             self._check_schema()
+
+    def _check_owner(self) -> None:
+        """Whoever owns the state can make us write its bytes: only root's and our own is believed."""
+        info = os.lstat(self.folder)
+        if not stat.S_ISDIR(info.st_mode):
+            raise AgentError("DD508", "%s is not a folder" % self.folder)
+        if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
+            raise AgentError(
+                "DD508",
+                "%s belongs to uid %d with mode %o: others could forge it"
+                % (self.folder, info.st_uid, stat.S_IMODE(info.st_mode)),
+                "deploy as its owner, or choose another state_dir",
+            )
 
     def _check_schema(self) -> None:
         text = self._read_text("schema")
-        if text is None or not text.strip().isdigit():
+        if text is None or not re.match(r"^[1-9][0-9]{0,8}$", text.strip(), re.ASCII):
             raise AgentError("DD508", "%s/schema is missing or damaged" % self.folder, "it should hold: %d" % SCHEMA)
         if int(text) > SCHEMA:
             raise AgentError(
@@ -95,8 +108,7 @@ class State:
 
     def _read_text(self, name: str) -> Optional[str]:
         try:
-            with open(os.path.join(self.folder, name), encoding="utf-8", errors="surrogateescape") as handle:
-                return handle.read()
+            return _read(os.path.join(self.folder, name)).decode("utf-8", "surrogateescape")
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -112,22 +124,40 @@ class State:
             return None
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise AgentError("DD508", "%s/%s is damaged: %s" % (self.folder, name, error)) from None
 
     def record(self) -> Dict[str, Any]:
         """``{"layers": [...], "install": {...}}``: the applied sets, oldest first."""
         value = self._read_json("record.json") if self.exists else None
         if value is None:
-            return {"layers": [], "install": None, "transaction": None}
-        if not isinstance(value, dict) or not isinstance(value.get("layers"), list):
-            raise AgentError("DD508", "%s/record.json is damaged" % self.folder)
-        return value
+            return {"layers": [], "transaction": None}
+        with self._sound("record.json"):
+            records.check_record(value)
+        result: Dict[str, Any] = value
+        return result
+
+    @contextlib.contextmanager
+    def _sound(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (AgentError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise AgentError(
+                "DD508",
+                "%s/%s is damaged: %s" % (self.folder, name, error),
+                "mend it by hand, or put it back from a backup",
+            ) from None
 
     def journal(self, transaction: str) -> Optional[Dict[str, Any]]:
         """The journal of a transaction, None if it never wrote one."""
-        value = self._read_json("transactions/%s/journal.json" % transaction) if self.exists else None
-        return value if isinstance(value, dict) else None
+        name = "transactions/%s/journal.json" % transaction
+        value = self._read_json(name) if self.exists else None
+        if value is None:
+            return None
+        with self._sound(name):
+            records.check_journal(value, transaction)
+        result: Dict[str, Any] = value
+        return result
 
     def transactions(self) -> List[str]:
         """Ids of all transactions, oldest first by this host's clock."""
@@ -151,8 +181,7 @@ class State:
         """A stored content, verified. Raises AgentError DD508 when it is gone or damaged."""
         path = os.path.join(self.folder, "objects", digest)
         try:
-            with open(path, "rb") as handle:
-                data = handle.read()
+            data = _read(path)
         except OSError as error:
             raise AgentError("DD508", "stored content %s: %s" % (path, error.strerror)) from None
         if hashlib.sha256(data).hexdigest() != digest:
@@ -165,9 +194,9 @@ class State:
         for line in (self._read_text("history.jsonl") or "").splitlines() if self.exists else []:
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(entry, dict):
+            if records.is_history(entry):
                 entries.append(entry)
         return entries
 
@@ -176,7 +205,7 @@ class State:
         if not self.exists:
             return None
         try:
-            fd = os.open(os.path.join(self.folder, "lock"), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(os.path.join(self.folder, "lock"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -211,27 +240,35 @@ class State:
     def _create(self, folder: str) -> None:
         os.makedirs(os.path.dirname(folder), mode=0o755, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, self._folder_mode)
-        self._own(folder, self._folder_mode)
+            os.mkdir(folder, _FOLDER_MODE)
+        self.folder = folder
+        self._check_owner()
+        self._own(folder, _FOLDER_MODE)
         for name in ("objects", "transactions", "saved"):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.join(folder, name))
-            self._own(os.path.join(folder, name), self._folder_mode)
+            self._own(os.path.join(folder, name), _FOLDER_MODE)
         self._write(folder, "root", (self._site + "\n").encode("utf-8", "surrogateescape"))
         self._write(folder, "schema", b"%d\n" % SCHEMA)
         sync_folder(os.path.dirname(folder))
 
     def _own(self, path: str, mode: int) -> None:
-        with contextlib.suppress(PermissionError):
-            if os.stat(path).st_gid != self._gid:
-                os.chown(path, -1, self._gid)
-        with contextlib.suppress(PermissionError):
-            os.chmod(path, mode)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(PermissionError):
+                if os.fstat(fd).st_gid != self._gid:
+                    os.fchown(fd, -1, self._gid)
+            with contextlib.suppress(PermissionError):
+                os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
 
     def _write(self, folder: str, name: str, data: bytes) -> None:
         path = os.path.join(folder, name)
         temporary = "%s.%d.new" % (path, os.getpid())
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             view = memoryview(data)
             while view:
@@ -242,7 +279,7 @@ class State:
             raise
         finally:
             os.close(fd)
-        self._own(temporary, self._file_mode)
+        self._own(temporary, _FILE_MODE)
         os.replace(temporary, path)
         sync_folder(os.path.dirname(path))
 
@@ -255,9 +292,14 @@ class State:
         folder = os.path.join(self.folder, "transactions", journal["id"])
         if not os.path.isdir(folder):
             os.mkdir(folder)
-            self._own(folder, self._folder_mode)
+            self._own(folder, _FOLDER_MODE)
             sync_folder(os.path.dirname(folder))
         self._write(folder, "journal.json", _dump(journal))
+
+    def drop_journal(self, transaction: str) -> None:
+        """Forget a transaction that changed nothing."""
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self.folder, "transactions", transaction, "journal.json"))
 
     def add_object(self, data: bytes) -> str:
         """Store content under its sha256; on disk, with its folder entry, when this returns."""
@@ -265,9 +307,8 @@ class State:
         folder = os.path.join(self.folder, "objects")
         path = os.path.join(folder, digest)
         try:
-            with open(path, "rb") as handle:
-                if handle.read() == data:
-                    return digest
+            if _read(path) == data:
+                return digest
         except FileNotFoundError:
             pass
         self._write(folder, digest, data)
@@ -285,7 +326,7 @@ class State:
         if any((old.get("id"), old.get("kind")) == (entry["id"], entry["kind"]) for old in self.history()):
             return
         path = os.path.join(self.folder, "history.jsonl")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(fd).st_size
             torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
@@ -294,7 +335,7 @@ class State:
             os.fsync(fd)
         finally:
             os.close(fd)
-        self._own(path, self._file_mode)
+        self._own(path, _FILE_MODE)
 
     def prune(self) -> None:
         """Drop all but the newest finished transactions, every content that nothing refers to any more, and
@@ -303,28 +344,27 @@ class State:
         transactions = os.path.join(self.folder, "transactions")
         begun = [name for name in self.transactions() if self.journal(name)]
         for name in os.listdir(transactions):
-            folder = os.path.join(transactions, name)
-            _remove_half_written(folder)
-            if name not in begun[-KEEP_TRANSACTIONS:]:
-                for below in os.listdir(folder):
-                    os.unlink(os.path.join(folder, below))
-                os.rmdir(folder)
-        _remove_half_written(self.folder)
+            folder, keep = os.path.join(transactions, name), name in begun[-KEEP_TRANSACTIONS:]
+            _remove_files(folder, _is_half_written if keep else _always)
+            if not keep:
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+        _remove_files(self.folder, _is_half_written)
         kept: Set[str] = set(_digests(self.record()))
         for name in self.transactions():
             kept.update(_digests(self.journal(name)))
-        objects = os.path.join(self.folder, "objects")
-        for name in os.listdir(objects):
-            if name not in kept:
-                os.unlink(os.path.join(objects, name))
+        _remove_files(os.path.join(self.folder, "objects"), lambda name: name not in kept)
 
     @contextlib.contextmanager
-    def lock(self, who: Dict[str, Any], wait: float) -> Iterator[None]:
-        """Hold the root's lock; it goes with the process. Raises AgentError DD501 naming the holder."""
+    def lock(self, who: Dict[str, Any], wait: float, gone: Callable[[], bool]) -> Iterator[None]:
+        """Hold the root's lock; it goes with the process. Raises AgentError DD501 naming the holder.
+
+        ``gone()``: whether whoever asked for this went away; then waiting ends, and nothing is done.
+        """
         self.create()
         path = os.path.join(self.folder, "lock")
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._file_mode)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE)
         except OSError as error:
             raise AgentError(
                 "DD508",
@@ -342,8 +382,12 @@ class State:
                         % tuple(holder.get(key, "?") for key in ("who", "since", "command", "pid")),
                         "wait for it, or give --wait SECONDS",
                     )
+                if gone():
+                    raise AgentError("DD308", "the client went away while it waited for the lock")
                 time.sleep(0.05)
-            self._own(path, self._file_mode)
+            if gone():
+                raise AgentError("DD308", "the client went away before anything was done")
+            self._own(path, _FILE_MODE)
             holder = dict(who, pid=os.getpid(), since=utc_now())
             os.ftruncate(fd, 0)
             os.pwrite(fd, _dump(holder), 0)
@@ -353,6 +397,16 @@ class State:
                 os.ftruncate(fd, 0)
         finally:
             os.close(fd)
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return read_all(fd)
+    finally:
+        os.close(fd)
 
 
 def _is_state(folder: str) -> bool:
@@ -369,10 +423,24 @@ def _is_state(folder: str) -> bool:
     return True
 
 
-def _remove_half_written(folder: str) -> None:
-    for name in os.listdir(folder):
-        if name.endswith(".new"):
-            os.unlink(os.path.join(folder, name))
+def _is_half_written(name: str) -> bool:
+    return name.endswith(".new")
+
+
+def _always(_name: str) -> bool:
+    return True
+
+
+def _remove_files(folder: str, unwanted: Callable[[str], bool]) -> None:
+    """Remove the unwanted files of a folder; what is no file was not put there by us, and stays."""
+    try:
+        names = os.listdir(folder)
+    except NotADirectoryError:
+        return
+    for name in names:
+        if unwanted(name):
+            with contextlib.suppress(IsADirectoryError, PermissionError):
+                os.unlink(os.path.join(folder, name))
 
 
 def _try_lock(fd: int, kind: int) -> bool:

@@ -63,10 +63,10 @@ class _Site:
 
     @contextlib.contextmanager
     def exclusive(self, command: str) -> Iterator[Tree]:
-        """The tree, with the lock held, signals held off and no interrupted transaction about."""
+        """The tree, with the lock held. Until something is written, a signal or a client that goes away ends it."""
         who = {"who": _who(self.call), "command": command}
         wait = float(self.call.request.get("wait") or 0)
-        with _uninterrupted(), self.state.lock(who, wait), Tree(self.root.site) as tree:
+        with self.state.lock(who, wait, self.call.client_gone), Tree(self.root.site) as tree:
             yield tree
 
     def check_interpreter(self) -> None:
@@ -77,12 +77,13 @@ class _Site:
     def check_idle(self) -> List[Dict[str, Any]]:
         """The engine processes of the root. Raises AgentError DD507 if there are any and ``live`` is not set."""
         found = processes.running(self.root)
-        if found and not self.call.request.get("live"):
+        certain = [item for item in found if item["certain"]]
+        if certain and not self.call.request.get("live"):
             raise AgentError(
                 "DD507",
-                "%d process(es) run from %s" % (len(found), self.root.site),
+                "%d process(es) run from %s" % (len(certain), self.root.site),
                 "stop the service first, or give --live: modules imported later would be of the other version",
-                ["pid %d (%s): %s" % (item["pid"], item["why"], item["command"]) for item in found],
+                ["pid %d (%s): %s" % (item["pid"], item["why"], item["command"]) for item in certain],
             )
         return found
 
@@ -116,29 +117,30 @@ def _set_name(layer: Dict[str, Any]) -> Dict[str, Any]:
 def _run(site: _Site, tree: Tree, journal: Dict[str, Any], contents: Dict[str, bytes]) -> Dict[str, Any]:
     """Drive one transaction to its end; returns what was read back. Raises AgentError after undoing."""
     transaction = Transaction(site.root, tree, site.state, journal)
-    transaction.prepare(contents)
-    try:
-        transaction.stage()
-    except BaseException:
-        transaction.abort()
-        raise
-    try:
-        transaction.replace()
-        transaction.verify()
-        transaction.refresh_bytecode()
-        if journal["smoke"]:
-            site.call.progress(0, 1, "importing the patched modules")
-            transaction.smoke()
-    except Exception as error:  # noqa: BLE001 - whatever went wrong, the tree goes back
-        transaction.undo("undone: %s" % error)
-        details = getattr(error, "details", [])
-        raise AgentError(
-            "DD505",
-            "the transaction was undone: %s" % error,
-            "every file was read back and is as before",
-            details,
-        ) from None
-    transaction.finish()
+    with _uninterrupted():
+        transaction.prepare(contents)
+        try:
+            transaction.stage()
+        except BaseException:
+            transaction.abort()
+            raise
+        try:
+            transaction.replace()
+            transaction.verify()
+            transaction.refresh_bytecode()
+            if journal["smoke"]:
+                site.call.progress(0, 1, "importing the patched modules")
+                transaction.smoke()
+            transaction.commit()
+        except Exception as error:  # noqa: BLE001 - whatever went wrong, the tree goes back
+            transaction.undo("undone: %s" % error)
+            raise AgentError(
+                "DD505",
+                "the transaction was undone: %s" % error,
+                "every file was read back and is as before",
+                getattr(error, "details", []),
+            ) from None
+        transaction.close()
     return {
         "transaction": journal["id"],
         "files": {item["path"]: tree.entry(item["path"])[0] for item in transaction.operations},
@@ -543,10 +545,11 @@ def run_recover(call: Call) -> Dict[str, Any]:
         if journal is None:
             return {"action": "nothing", "paths": [], "notes": []}
         transaction = Transaction(site.root, tree, site.state, journal)
-        if call.request.get("force"):
-            action, paths = "undone", transaction.force_undo()
-        else:
-            action, paths = transaction.recover()
+        with _uninterrupted():
+            if call.request.get("force"):
+                action, paths = "undone", transaction.force_undo()
+            else:
+                action, paths = transaction.recover()
         return {
             "action": action,
             "paths": paths,

@@ -65,6 +65,9 @@ def descend(fd: int, folder: str) -> int:
     done: List[str] = []
     for part in folder.split("/") if folder else []:
         done.append(part)
+        if part in ("", ".", ".."):
+            os.close(fd)
+            raise AgentError("DD105", "path %r is not a clean relative path" % folder)
         try:
             below = os.open(local_name(part), _DIRECTORY, dir_fd=fd)
         except OSError as error:

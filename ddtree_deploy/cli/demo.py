@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -49,6 +50,7 @@ def demo(
     console = opt.console_of(ctx)
     if svg is not None:
         console = Console(console.stdout, console.stderr, record=True, width=118)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     folder = Path(tempfile.mkdtemp(prefix="ddtree-demo-"))
     try:
         status = _Demo(console, folder).run(wheel)
@@ -172,6 +174,8 @@ class _Demo:
         self.console.line(("$ ", "bold green"), (shlex.join(["ddtree-deploy", *arguments]), "bold"))
         before = self.console.lines_out
         status = run(arguments, self.console)
+        if status == ExitStatus.INTERRUPTED:
+            raise KeyboardInterrupt
         if status != ExitStatus.OK:
             raise DeployError("DD901", f"the demo's `{arguments[0]}` ended with {status}", "its message is above")
         return self.console.lines_out - before

@@ -76,8 +76,9 @@ def run(arguments: Sequence[str], console: Console) -> int:
     """Run one command line on ``console``; returns the exit status. Never raises for a user's mistake."""
     command = typer.main.get_command(app)
     try:
+        console.status = int(ExitStatus.OK)
         result = command.main(list(arguments), prog_name="ddtree-deploy", standalone_mode=False, obj=console)
-        console.stdout.flush()
+        console.flush()
     except DeployError as error:
         console.error(error)
         return int(error.exit_status)
@@ -93,7 +94,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
     except (OutputClosed, BrokenPipeError):
         # The reader has seen enough (`| head`); what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitStatus.OK)
+        return console.status
     except Exception as error:  # noqa: BLE001 - the last resort: one line, the trace only on request
         if os.environ.get("DDTREE_DEPLOY_DEBUG"):
             traceback.print_exc(file=console.stderr)
@@ -105,7 +106,7 @@ def run(arguments: Sequence[str], console: Console) -> int:
                 "this is a bug: set DDTREE_DEPLOY_DEBUG=1 for its trace, and report it",
             )
         )
-        return int(ExitStatus.REFUSED)
+        return int(ExitStatus.INTERNAL)
     return result if isinstance(result, int) else int(ExitStatus.OK)
 
 

@@ -44,7 +44,8 @@ SudoOption = Annotated[bool, typer.Option("--sudo", help="Run the agent under `s
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 LiveOption = Annotated[bool, typer.Option("--live", help="Go on although engine processes run from the root.")]
 WaitOption = Annotated[
-    float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait this long for another deployer's lock.")
+    float,
+    typer.Option("--wait", metavar="SECONDS", min=0, max=86400, help="Wait this long for another deployer's lock."),
 ]
 ReasonOption = Annotated[str | None, typer.Option("-m", "--message", metavar="TEXT", help="Reason, for the history.")]
 
@@ -112,4 +113,7 @@ def console_of(ctx: typer.Context, json_mode: bool = False) -> Console:
 def say_restart(console: Console, processes: list[dict[str, object]]) -> None:
     """Name the processes that still run the code from before."""
     for process in processes:
+        if not process["certain"]:
+            console.note(f"pid {process['pid']} may use the engine (it {process['why']}): {process['command']}")
+            continue
         console.note(f"pid {process['pid']} still runs the code from before: restart it ({process['command']})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -34,6 +35,8 @@ def rollback(
     from ddtree_deploy.deploy.rollback import roll_back
 
     console = opt.console_of(ctx, json_mode)
+    # `apply x.patch` records the set x: the same words undo it.
+    patchset = re.sub(r"\.(patch|diff)$", "", patchset.rstrip("/").rpartition("/")[2]) or patchset
     choice = opt.HostChoice(None, host, inventory, python, root, state_dir, accept_new, sudo)
     with opt.open_session(choice, console) as session:
         result = roll_back(

@@ -28,9 +28,7 @@ UnderOption = Annotated[
 
 
 @contextmanager
-def place(
-    choice: opt.HostChoice, snapshot: str | None, console: Console
-) -> Iterator[HostSession | Snapshot]:
+def place(choice: opt.HostChoice, snapshot: str | None, console: Console) -> Iterator[HostSession | Snapshot]:
     """The session or the snapshot to search: what was named, else the default host, else the newest snapshot."""
     from ddtree_deploy.snapshots.store import Store
 

@@ -168,6 +168,7 @@ def diff(
         else:
             old, new = new, store.find(other)
         found = compare(old, new, exact_modes=other != PRISTINE)
+        console.status = int(ExitStatus.FINDINGS if found else ExitStatus.OK)
         if json_mode:
             files = [{"path": item.path, "status": item.status} for item in found]
             console.document("diff", {"from": PRISTINE if other == PRISTINE else one, "to": new.id, "files": files})

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ddtree_deploy.console import Console
     from ddtree_deploy.deploy.status import StatusReport
 
+FOREIGN_SHOWN = 20
 _STYLES = {"applied": "green", "pristine": "green", "pending": "cyan", "unserved": "dim"}
 
 
@@ -44,6 +45,7 @@ def status(
     choice = opt.HostChoice(host, host_option, inventory, python, root, state_dir, accept_new, sudo)
     with opt.open_session(choice, console) as session, console.progress(f"reading {session.target.name}"):
         report = read_status(session, load_sets(patches_dir()))
+    console.status = int(report.exit_status)
     if json_mode:
         console.document("status", {**dataclasses.asdict(report), "exit_status": int(report.exit_status)})
     else:
@@ -67,8 +69,11 @@ def _print(console: Console, report: StatusReport, all_files: bool) -> None:
         for file in line.files:
             if all_files or file.state not in ("applied", "pending") or line.state in ("partly", "drift"):
                 console.line(f"    {file.path}  ", _styled(file.state), f"  {file.detail}".rstrip())
-    for file in report.foreign:
+    shown = report.foreign if all_files else report.foreign[:FOREIGN_SHOWN]
+    for file in shown:
         console.line(f"  {file.path}  ", _styled(file.state), f"  {file.detail}")
+    if len(shown) < len(report.foreign):
+        console.line(f"  ... and {len(report.foreign) - len(shown)} more such files; --files shows all")
     if report.unlisted:
         console.note(f"note: {report.unlisted} file(s) that neither RECORD nor a set knows")
     if report.interrupted:
@@ -80,7 +85,8 @@ def _print(console: Console, report: StatusReport, all_files: bool) -> None:
         console.note(f"at work right now: {report.holder.get('who')} ({report.holder.get('command')})")
     for process in report.processes:
         old = " and started before the last change: it runs older code" if _older(process, report.last) else ""
-        console.note(f"pid {process['pid']} runs from here{old}: {process['command']}")
+        runs = "runs from here" if process["certain"] else "may use the engine (it " + process["why"] + ")"
+        console.note(f"pid {process['pid']} {runs}{old}: {process['command']}")
 
 
 def _styled(state: str) -> tuple[str, str]:

@@ -12,9 +12,9 @@ from ddtree_deploy.hosts.session import HostSession
 from ddtree_deploy.patching.classify import State, classify, touched_paths
 from ddtree_deploy.patching.patchset import PatchSet
 
-PRISTINE, REINSTALLED, INTERRUPTED = "pristine", "reinstalled", "interrupted"
+PRISTINE, REINSTALLED, INTERRUPTED, UNKNOWN = "pristine", "reinstalled", "interrupted", "unknown"
 #: States that need nobody's attention.
-GOOD = frozenset({PRISTINE, State.APPLIED.value, State.PENDING.value, State.UNSERVED.value})
+GOOD = frozenset({PRISTINE, UNKNOWN, State.APPLIED.value, State.PENDING.value, State.UNSERVED.value})
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,10 @@ def _overall(status: Mapping[str, Any], lines: Sequence[SetLine], foreign: Seque
             return state
     if foreign:
         return State.DRIFT.value
-    return State.APPLIED.value if status["layers"] else PRISTINE
+    if status["layers"]:
+        return State.APPLIED.value
+    # Without a RECORD nothing says what the tree was like when it was installed.
+    return PRISTINE if (status["record"] or {}).get("state") == "present" else UNKNOWN
 
 
 def _unserved(item: PatchSet) -> str:

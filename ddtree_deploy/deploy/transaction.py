@@ -46,6 +46,26 @@ def transact(
         return session.call(operation, request, blobs, progress)
     except ConnectionLost as lost:
         return _settle(session, transaction, lost)
+    except KeyboardInterrupt:
+        raise _interrupted(session, transaction) from None
+
+
+def _interrupted(session: HostSession, transaction: str) -> DeployError:
+    """What to say after Ctrl-C: the host does not stop half-way, so it is asked how far it is."""
+    host = session.target.name
+    try:
+        session.reconnect()
+        outcome = session.call("outcome", {"transaction": transaction})["outcome"]
+    except (DeployError, KeyboardInterrupt):
+        outcome = "not known from here"
+    words = {
+        "unknown": "nothing was changed: the transaction had not begun",
+        "running": "the host is still at work on it and will finish or undo it by itself",
+        "committed": "the host had finished it: the change is made",
+        "undone": "the host has undone it: every file is as before",
+    }
+    said = words.get(outcome, f"the transaction is {outcome}")
+    return DeployError("DD511", f"{host}: interrupted; {said}", "see `ddtree-deploy status` and `history`")
 
 
 def _settle(session: HostSession, transaction: str, lost: ConnectionLost) -> dict[str, Any]:

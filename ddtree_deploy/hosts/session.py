@@ -147,6 +147,8 @@ class Exchange:
                 f"{where}: {last}",
                 "allow it without a password: `USER ALL=(root) NOPASSWD: PYTHON` in sudoers",
             )
+        if "sudo: command not found" in said or "sudo: not found" in said:
+            return DeployError("DD310", f"{where}: the host has no sudo", "log in as the tree's owner, without sudo")
         if status == 127 or "No such file or directory" in last or "not found" in last.lower():
             return DeployError(
                 "DD309",
@@ -199,7 +201,7 @@ class HostSession:
     def exchange(self, operation: str, args: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> Exchange:
         """Start the agent for ``operation``; the caller reads :meth:`Exchange.frames` and closes it."""
         nonce = secrets.token_hex(8)
-        argv = [self.target.python or DEFAULT_PYTHON, "-I", "-c", bundle.LOADER]
+        argv = [self.target.python or DEFAULT_PYTHON, "-I", "-c", protocol.LOADER]
         if self.target.sudo:
             argv = ["sudo", "-n", "--", *argv]
         process = self._transport.start(argv)

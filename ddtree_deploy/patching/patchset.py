@@ -240,18 +240,31 @@ def find_sets(request: str, folder: Traversable, *, strip: int = 1, any_suffix: 
     what the loaders raise.
     """
     path = Path(request)
+
+    def adhoc() -> tuple[PatchSet, ...]:
+        loaded = load_adhoc(path, strip=strip, any_suffix=any_suffix)
+        if folder.joinpath(loaded.name).is_dir():
+            raise DeployError("DD001", f"{request} would be recorded as {loaded.name}, a shipped set", "rename it")
+        return (loaded,)
+
     if path.suffix in (".patch", ".diff") and path.is_file():
-        return (load_adhoc(path, strip=strip, any_suffix=any_suffix),)
+        return adhoc()
     sets = load_sets(folder)
-    if request not in sets and (path / TOML).is_file():
+    if request in sets:
+        return with_requirements(request, sets)
+    if (path / TOML).is_file():
         own = load_set(path.resolve())
         sets = {**sets, own.name: own}
         problems = _check_requirements(sets)
         if problems:
             raise as_error(problems, request)
         return with_requirements(own.name, sets)
-    if request not in sets and (path.is_file() or (path / SERIES).is_file()):
-        return (load_adhoc(path, strip=strip, any_suffix=any_suffix),)
+    if path.is_file() or (path / SERIES).is_file():
+        return adhoc()
+    if path.exists():
+        raise DeployError(
+            "DD107", f"{request} is no patch set", "it is a .patch file, or a folder with a series or a patchset.toml"
+        )
     return with_requirements(request, sets)
 
 

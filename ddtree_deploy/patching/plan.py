@@ -173,6 +173,9 @@ class _Planner:
             problems.append(Problem("DD114", f"{item.name} {old.version} is applied; it must go before {item.version}"))
             self.hints[f"roll it back first: ddtree-deploy rollback {old.name}"] = None
         elif status.state is State.PARTLY:
+            self.hints["put its files back as they were before the set (`patchset show` has the diffs), then apply"] = (
+                None
+            )
             lists = {
                 state: _some([file.path for file in files if file.state is state])
                 for state in (State.APPLIED, State.PENDING)

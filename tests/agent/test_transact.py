@@ -519,3 +519,200 @@ def test_journal_is_plain_json_that_names_everything(host):
     value = json.loads(journal.read_text())
     assert value["state"] == "committed"
     assert [item["path"] for item in value["operations"]] == [item["path"] for item in THREE]
+
+
+# --- a state folder that others had their hands in
+
+
+@pytest.mark.parametrize("name", ["lock", "record.json", "history.jsonl"])
+def test_a_link_in_place_of_a_state_file_is_not_followed(host, name):
+    host.apply(layer("one", A))
+    victim = host.folder / "victim"
+    victim.write_bytes(b"precious")
+    victim.chmod(0o600)
+    path = host.state / name
+    path.unlink()
+    path.symlink_to(victim)
+    if name == "history.jsonl":
+        assert any("bookkeeping" in note for note in host.rollback("one")["notes"])
+    else:
+        with pytest.raises(AgentError):
+            host.rollback("one")
+    assert (victim.read_bytes(), victim.stat().st_mode & 0o777) == (b"precious", 0o600)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_state_folder_of_another_user_is_not_believed(host):
+    host.apply(layer("one", A))
+    os.chown(host.state, 12345, -1)
+    error = refused("DD508", host.rollback, "one")
+    assert "12345" in error.message
+
+
+def test_a_state_folder_that_others_may_write_is_not_believed(host):
+    host.apply(layer("one", A))
+    host.state.chmod(0o770)
+    refused("DD508", host.rollback, "one")
+
+
+FORGED = [
+    {"path": "sglang/../../victim"},
+    {"path": "/etc/shadow"},
+    {"path": "sglang/srt/../../../victim"},
+    {"before": {"kind": "file", "sha256": "../../x", "mode": 420, "size": 1}},
+    {"before": {"kind": "file", "sha256": "0" * 64, "mode": 0o100644, "size": 1}},
+    {"after": {"kind": "device"}},
+    {"owner": ["root", "root"]},
+]
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_forged_record_writes_nowhere(host, forged):
+    host.apply(layer("one", A))
+    path = host.state / "record.json"
+    record = json.loads(path.read_text())
+    record["layers"][0]["files"][0].update(forged)
+    path.write_text(json.dumps(record))
+    old = tree_of(host.site)
+    for action in (host.status, lambda: host.rollback("one"), lambda: host.rollback("one", force=True)):
+        error = refused("DD508", action)
+        assert "record.json" in error.message
+    assert tree_of(host.site) == old
+    assert not (host.folder / "victim").exists()
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"state": "prepared", "operations": [{"path": "sglang/../../victim", "before": None, "after": None}]},
+        {"state": "staged", "folders": ["sglang/../.."]},
+        {"state": "prepared", "operations": [3]},
+        {"state": "no such state"},
+        {"id": "another"},
+        {"history": {"sets": 3}},
+    ],
+)
+def test_a_forged_journal_is_not_recovered(host, forged):
+    host.apply(layer("one", A))
+    (path,) = host.state.glob("transactions/*/journal.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **forged}))
+    error = refused("DD508", host.recover)
+    assert "journal.json" in error.message
+
+
+@pytest.mark.parametrize("damage", ['{"layers":[1]}', '{"layers":[{}]}', "[" * 100_000, '{"layers":{}}'])
+def test_a_record_of_another_shape_is_named(host, damage):
+    host.apply(layer("one", A))
+    (host.state / "record.json").write_text(damage)
+    refused("DD508", host.status)
+
+
+@pytest.mark.parametrize("schema", ["", "0", "²", "-1", "x", "1 2"])
+def test_a_damaged_schema_is_named(host, schema):
+    host.apply(layer("one", A))
+    (host.state / "schema").write_text(schema)
+    refused("DD508", host.status)
+
+
+def test_history_lines_of_another_shape_are_passed_over(host):
+    host.apply(layer("one", A))
+    with (host.state / "history.jsonl").open("a") as handle:
+        handle.write('{"sets":3}\n[]\n' + "[" * 50_000 + "\n")
+    assert [item["kind"] for item in host.run("history")["history"]] == ["apply"]
+
+
+# --- bytecode and disks in the way
+
+
+def test_bytecode_folders_in_odd_shapes_wedge_nothing(host):
+    outside = host.folder / "pc"
+    outside.mkdir()
+    (host.site / "sglang/srt/__pycache__").symlink_to(outside)
+    result = host.apply(layer("one", A))
+    assert any("bytecode" in note for note in result["notes"])
+    host.rollback("one")
+    (host.site / "sglang/srt/__pycache__").unlink()
+    (host.site / "sglang/srt/__pycache__" / f"a.{sys.implementation.cache_tag}.pyc").mkdir(parents=True)
+    host.apply(layer("one", A))
+    host.rollback("one")
+    assert host.status()["interrupted"] is None
+
+
+def test_bytecode_that_would_run_and_cannot_go_refuses(host, monkeypatch):
+    import py_compile
+
+    source = host.site / "sglang/srt/a.py"
+    pyc = host.site / "sglang/srt/__pycache__" / f"a.{sys.implementation.cache_tag}.pyc"
+    py_compile.compile(str(source), str(pyc), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    real = os.unlink
+
+    def unlink(path, **keywords):
+        if str(path).endswith(".pyc"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, **keywords)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    old = tree_of(host.site)
+    error = refused("DD505", host.apply, layer("one", A))
+    assert "bytecode" in error.message
+    assert tree_of(host.site) == old
+    monkeypatch.undo()
+    assert host.status()["interrupted"] is None
+
+
+def test_bookkeeping_that_fails_after_the_commit_is_a_note(host):
+    host.apply(layer("one", A))
+    request, blobs = host.apply_request(layer("two", B))
+    (host.state / "objects" / "folder").mkdir()
+    history = host.state / "history.jsonl"
+    history.unlink()
+    history.mkdir()
+    result = host.run("apply", blobs, **request)
+    assert any("bookkeeping" in note for note in result["notes"])
+    assert (host.site / "sglang/srt/b.py").read_bytes() == b"B = 2\n"
+
+
+def test_a_disk_that_is_full_for_the_journal_too_leaves_nothing_open(host, monkeypatch):
+    real, full = os.write, False
+
+    def write(fd, data):
+        if full:
+            raise OSError(28, "No space left on device")
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+    from ddtree_deploy.agent.commit import Transaction
+
+    stage = Transaction.stage
+
+    def fill(self):
+        nonlocal full
+        full = True
+        stage(self)
+
+    monkeypatch.setattr(Transaction, "stage", fill)
+    old = tree_of(host.site)
+    refused("DD504", host.apply, layer("one", A))
+    full = False
+    assert tree_of(host.site) == old
+    assert host.status()["interrupted"] is None
+
+
+def test_a_client_that_went_away_while_waiting_changes_nothing(host):
+    host.apply(layer("one", A))
+    request, blobs = host.apply_request(layer("two", B))
+    from ddtree_deploy.agent.call import Call
+
+    class Gone(Call):
+        def client_gone(self):
+            return True
+
+    import hashlib
+
+    from ddtree_deploy.agent import transact
+    from ddtree_deploy.agent.protocol import MessageReader, MessageWriter
+
+    call = Gone(host.request(**request, wait=30), MessageReader(lambda _n: b""), MessageWriter(lambda _data: None))
+    call.blobs = {hashlib.sha256(blob).hexdigest(): blob for blob in blobs}
+    refused("DD308", transact.run_apply, call)
+    assert [item["set"] for item in host.status()["layers"]] == ["one"]

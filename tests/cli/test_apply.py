@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -303,3 +307,92 @@ def test_secrets_of_the_environment_are_nowhere(cli, monkeypatch):
         assert "hf_verysecret" not in result.out + result.err
     for path in cli.state.rglob("*"):
         assert path.is_dir() or b"hf_verysecret" not in path.read_bytes()
+
+
+def launch_cli(cli, *arguments, **options):
+    """The real program in a process of its own."""
+    script = "import sys; from ddtree_deploy.cli.main import main; sys.argv[0] = 'ddtree-deploy'; main()"
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], text=True, **options)
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
+
+
+def test_ctrl_c_while_the_lock_is_held_by_another_changes_nothing(cli):
+    cli.on_host("apply", cli.patch("one.patch", ONE))
+    (lock,) = cli.state.glob("*/lock")
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = launch_cli(
+            cli, "apply", cli.patch("two.patch", TWO), "--wait", "30", *cli.host, stderr=subprocess.PIPE
+        )
+        time.sleep(1.5)
+        waiting.send_signal(signal.SIGINT)
+        err = waiting.stderr.read()
+        assert waiting.wait() == 130
+        assert "nothing was changed" in err or "interrupted" in err
+    time.sleep(0.3)
+    assert [item["name"] for item in cli.on_host("status", "--json").json["sets"] if item["state"] == "applied"] == [
+        "one"
+    ]
+
+
+def test_ctrl_c_during_the_commit_says_what_the_host_does(cli):
+    slow = ONE.replace("+A = 2", "+import time\n+A = 2\n+time.sleep(3)").replace("@@ -1 +1 @@", "@@ -1 +1,3 @@")
+    running = launch_cli(cli, "apply", cli.patch("slow.patch", slow), "--smoke", *cli.host, stderr=subprocess.PIPE)
+    wait_for(lambda: "sleep" in (cli.site / "sglang/srt/a.py").read_text())
+    running.send_signal(signal.SIGINT)
+    err = running.stderr.read()
+    assert running.wait() == 130
+    assert "[DD511]" in err
+    assert "still at work" in err
+    wait_for(lambda: not cli.on_host("status", "--json").json["holder"])
+    assert cli.on_host("history", "--json").json["history"][-1]["outcome"] == "done"
+
+
+def test_a_closed_stdout_does_not_make_a_done_change_look_refused(cli):
+    done = launch_cli(cli, "apply", cli.patch("one.patch", ONE), *cli.host, preexec_fn=lambda: os.close(1))
+    assert done.wait() == 0
+    assert (cli.site / "sglang/srt/a.py").read_text() == "A = 2\n"
+    with open("/dev/full", "w") as full:
+        undone = launch_cli(cli, "rollback", "one", *cli.host, stdout=full, stderr=subprocess.PIPE)
+        assert "[DD902]" in undone.stderr.read()
+        assert undone.wait() == 8
+
+
+def test_findings_are_findings_through_a_closed_pipe(cli):
+    cli.on_host("apply", cli.patch("one.patch", ONE))
+    (cli.site / "sglang/srt/a.py").write_text("MINE = 1\n")
+    with launch_cli(cli, "status", *cli.host, stdout=subprocess.PIPE, bufsize=1) as process:
+        process.stdout.close()
+        assert process.wait() == 1
+
+
+def test_two_at_once_one_wins(cli):
+    patch = cli.patch("one.patch", ONE)
+    both = [launch_cli(cli, "apply", patch, *cli.host, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) for _ in "ab"]
+    statuses = sorted((process.wait(), process.stderr.read())[0] for process in both)
+    assert statuses[0] == 0
+    assert statuses[1] in (0, 3, 5)
+    assert cli.on_host("status").status == 0
+
+
+def test_the_file_that_was_applied_names_what_to_roll_back(cli):
+    patch = cli.patch("one.patch", ONE)
+    cli.on_host("apply", patch)
+    assert cli.on_host("rollback", patch).status == 0
+
+
+def test_an_adhoc_set_does_not_take_a_shipped_sets_name(cli):
+    result = cli.on_host("apply", cli.patch("dflash-fixes.patch", ONE))
+    assert result.status == 2
+    assert "shipped set" in result.err
+
+
+def test_a_reason_cannot_forge_a_line_of_the_history(cli):
+    cli.on_host("apply", cli.patch("one.patch", ONE), "-m", "fine\n2020 rollback forged")
+    assert len(cli.on_host("history").out.splitlines()) == 2

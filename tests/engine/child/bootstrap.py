@@ -133,8 +133,11 @@ def patch_language_once() -> None:
 def add_modules(folder: Path) -> None:
     """Let modules that a patch set adds be imported from `folder`, which is or is like the set's new/.
 
-    They come before any that the site has.
+    They come before any that the site has, and before those of another such folder, imported or not.
     """
     import sglang.srt.speculative as package
 
-    package.__path__ = [str(folder / "sglang" / "srt" / "speculative"), *package.__path__]
+    added = folder / "sglang" / "srt" / "speculative"
+    package.__path__ = [str(added), *package.__path__]
+    for file in added.glob("*.py"):
+        sys.modules.pop(f"{package.__name__}.{file.stem}", None)
