@@ -26,7 +26,7 @@ from ddtree_deploy.hosts.target import (
     parse_destination,
     venv_python,
 )
-from ddtree_deploy.hosts.tomllines import KeyLines, KeyPath
+from ddtree_deploy.tomllines import KeyLines, KeyPath
 
 if TYPE_CHECKING:
     from ddtree_deploy.launch.service import Service

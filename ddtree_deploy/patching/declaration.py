@@ -27,10 +27,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddtree_deploy.hosts.tomllines import KeyLines
 from ddtree_deploy.patching.names import why_disallowed, why_unsafe
 from ddtree_deploy.patching.problems import Problem, printable
 from ddtree_deploy.patching.series import NAME
+from ddtree_deploy.tomllines import KeyLines
 
 SCHEMA = 1
 NEW = "new"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtree_deploy.hosts.tomllines import KeyLines
+from ddtree_deploy.tomllines import KeyLines
 
 DOCUMENT = '''\
 default_host = "a"                         # 1
