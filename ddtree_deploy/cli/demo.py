@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddtree_deploy.hosts.target import Target
 
 ENGINE = "0.5.11"
-SET = "dflash-fixes"
+SET, BASE = "ddtree", "dflash-fixes"  # the set, and the one that it requires
 PATTERNS = "update_mamba_state_after_mtp_verify|mamba_track_indices|TARGET_VERIFY|disable_state_update"
 SYMBOL = "update_mamba_state_after_mtp_verify"
 
@@ -60,7 +60,9 @@ def demo(
         else:
             shutil.rmtree(folder)
     if svg is not None:
-        svg.write_text(console.recorded.export_svg(title="make demo"), encoding="utf-8")
+        picture = console.recorded.export_svg(title="make demo")
+        # Without rich's web font: a picture that asks nobody for anything.
+        svg.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL), encoding="utf-8")
         console.note(f"wrote {svg}")
     return status
 
@@ -117,10 +119,9 @@ class _Demo:
         return not published or python_tag not in file.name
 
     def _write_inventory(self, target: Target, any_python: bool) -> None:
-        """The services of the shipped example, on a host that is this very process."""
+        """The shipped example, its services among it, and a host that is this very process."""
         from ddtree_deploy.resources import example_inventory
 
-        _hosts, mark, services = example_inventory().read_text("utf-8").partition("# services\n")
         values = {
             "ssh": target.ssh,
             "python": target.python,
@@ -133,8 +134,10 @@ class _Demo:
         lines = [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
         if any_python:
             lines.append("any_python = true")
-        services = re.sub(r'^host = ".*"', 'host = "demo"', services, flags=re.MULTILINE)
-        text = "\n".join(['default_host = "demo"', "[hosts.demo]", *lines, "", mark]) + services
+        example = re.sub(
+            r"^(example|default_host) = .*\n", "", example_inventory().read_text("utf-8"), flags=re.MULTILINE
+        )
+        text = "\n".join(['default_host = "demo"', example, "[hosts.demo]", *lines, ""])
         (self.folder / "inventory.toml").write_text(text, encoding="utf-8")
 
     @contextlib.contextmanager
@@ -163,7 +166,7 @@ class _Demo:
         self._command("apply", SET, "-m", "trying it out")
         self._command("status")
         self._command("launch", "--tp", "8")
-        self._command("rollback", SET)
+        self._command("rollback", BASE, "--with-dependents")
         self._command("snapshot", "demo")
 
     def _command(self, *arguments: str) -> int:

@@ -23,14 +23,16 @@ from sglang.srt.layers.attention.linear import gdn_backend, kda_backend  # noqa:
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel  # noqa: E402
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend  # noqa: E402
 from sglang.srt.layers.radix_attention import RadixAttention  # noqa: E402
-from sglang.srt.managers import scheduler, tokenizer_manager  # noqa: E402
+from sglang.srt.managers import scheduler  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import MambaPool  # noqa: E402
 from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
-from sglang.srt.speculative import ddtree_guard  # noqa: E402
+from sglang.srt.speculative import ddtree_guard, ddtree_info  # noqa: E402
 from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput  # noqa: E402
 from sglang.srt.speculative.ddtree_tree import DraftTree  # noqa: E402
+from sglang.srt.speculative.ddtree_worker import DDTreeWorker  # noqa: E402
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput  # noqa: E402
+from sglang.srt.speculative.dflash_worker import DFlashWorker  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 WINDOW = 4
@@ -130,14 +132,14 @@ def padding() -> dict:
     }
 
 
-def stale() -> list:
+def stale() -> list | None:
     """The links of a smaller batch after a larger one: its own rows are its own."""
     backend = linear_backend()
     larger = tree_input(4)
     larger.tree.next_token.fill_(-1)
     backend._replay_metadata(4, torch.arange(4), VERIFY, larger, torch.tensor([9] * 4))
     metadata = backend._replay_metadata(4, torch.arange(4), VERIFY, tree_input(3), torch.tensor([9, 9, 9, 1]))
-    return metadata.retrieve_next_token[:3].tolist()
+    return links_of(metadata)
 
 
 def cache_steps() -> dict:
@@ -173,7 +175,7 @@ def cache_steps() -> dict:
         "cache_steps": given["cache_steps"],
         "buffer": cache.intermediate_ssm.shape[1],
         "links reach both kernels": given["conv"]["retrieve_parent_token"] is given["retrieve_parent_token"],
-        "conv links": given["conv"]["retrieve_next_token"].tolist(),
+        "conv links": links_of(SimpleNamespace(**given["conv"])),
     }
 
 
@@ -229,18 +231,6 @@ def graph_input() -> dict:
     return report
 
 
-def metrics() -> dict:
-    """Accept rate and length of 10 rounds with 30 accepted drafts."""
-    report = {}
-    for name, most in (("DDTREE", 15), ("DFLASH", 15)):
-        manager = SimpleNamespace(server_args=SimpleNamespace(max_accepted_drafts=lambda most=most: most))
-        answer = SimpleNamespace(spec_verify_ct=[10], spec_accepted_drafts=[30], completion_tokens=[40])
-        meta = {}
-        tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics(manager, meta, answer, 0)
-        report[name] = [meta["spec_accept_rate"], meta["spec_accept_length"], meta["spec_verify_ct"]]
-    return report
-
-
 def requests() -> dict:
     """What the scheduler answers to requests that neither algorithm serves."""
     plain = dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"))
@@ -258,6 +248,101 @@ def requests() -> dict:
         ]
         for kind, (logprob, params) in asked.items()
     }
+
+
+# -- the walk's tokens --------------------------------------------------------------------------------------
+
+
+def renorm(probs, kept):
+    kept = torch.where(kept, probs, 0.0)
+    return kept / kept.sum(dim=-1, keepdim=True)
+
+
+def top_k_renorm(probs, top_ks):
+    """As the engine's kernel: all that equal the last of the `top_k` are kept."""
+    last = top_ks.clamp(max=probs.shape[1]).long().unsqueeze(1) - 1
+    return renorm(probs, probs >= probs.sort(dim=-1, descending=True).values.gather(1, last))
+
+
+def top_p_renorm(probs, top_ps):
+    ordered, order = probs.sort(dim=-1, descending=True)
+    kept = ordered.cumsum(dim=-1) - ordered < top_ps.unsqueeze(1)
+    return renorm(probs, torch.zeros_like(kept).scatter(1, order, kept))
+
+
+def rope_table() -> list:
+    """Whether the fused KV path asks the device for the largest position: on one that holds no values it cannot."""
+    from sglang.srt.speculative.triton_ops.fused_kv_materialize import FusedKVMaterializeHelper
+
+    helper = object.__new__(FusedKVMaterializeHelper)
+    lengths: list[int] = []
+    helper.n_layers = 0
+    helper.batched_kv_weight = torch.empty(1, 2, 3, device="meta")
+    helper.rotary_emb = SimpleNamespace(
+        cos_sin_cache=torch.empty(10, 4, device="meta"), _ensure_cos_sin_cache_length=lengths.append
+    )
+    hidden, positions = torch.empty(2, 3, device="meta"), torch.empty(2, dtype=torch.int64, device="meta")
+    outcomes = []
+    for last in (9, 10, None):
+        try:
+            helper.materialize(hidden, positions, write_layer_kv=None, max_position=last)
+            outcomes.append("written")
+        except RuntimeError as error:
+            outcomes.append("too long" if "too short" in str(error) else "asked")
+    return [outcomes, lengths]
+
+
+def sampling(draws: int = 20000) -> dict:
+    """How often each token is drawn at a node, for requests of unlike parameters in one batch.
+
+    Request -> [frequencies, probabilities], of 5 tokens. The greedy request's logits have a tie.
+    """
+    torch.manual_seed(0)
+    ddtree_info.top_k_renorm_prob, ddtree_info.top_p_renorm_prob = top_k_renorm, top_p_renorm
+    ddtree_info.get_tp_group = lambda: SimpleNamespace(world_size=1)
+    logits = torch.tensor([1.0, 3.0, 3.0, 2.0, 0.0])
+    plain = 1 << 30
+    requests = {  # temperature, top_k, top_p, min_p
+        "greedy": (1.0, 1, 1.0, 0.0),
+        "plain": (1.0, plain, 1.0, 0.0),
+        "hot": (2.0, plain, 1.0, 0.0),
+        "top_k": (1.0, 3, 1.0, 0.0),
+        "top_p": (1.0, plain, 0.7, 0.0),
+        "min_p": (1.0, plain, 1.0, 0.3),
+    }
+    columns = [torch.tensor(column) for column in zip(*requests.values(), strict=True)]
+    info = SimpleNamespace(
+        is_all_greedy=False,
+        temperatures=columns[0].view(-1, 1),
+        top_ks=columns[1],
+        top_ps=columns[2],
+        min_ps=columns[3],
+        need_top_k_sampling=True,
+        need_top_p_sampling=True,
+        need_min_p_sampling=True,
+    )
+    window = draws
+    drawn = ddtree_info.target_tokens(logits.repeat(len(requests) * window, 1), info, window).view(-1, window)
+    report = {}
+    for row, (name, (temperature, top_k, top_p, min_p)) in zip(drawn, requests.items(), strict=True):
+        probs = torch.softmax(logits / temperature, dim=-1).unsqueeze(0)
+        probs = top_p_renorm(top_k_renorm(probs, torch.tensor([top_k])), torch.tensor([top_p]))
+        probs = renorm(probs, probs >= min_p * probs.max())[0]
+        if top_k == 1:
+            probs = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0])
+        report[name] = [(row.bincount(minlength=5) / draws).tolist(), probs.tolist()]
+    info.is_all_greedy = True
+    report["all greedy"] = ddtree_info.target_tokens(logits.repeat(2, 1), info, 1).tolist()
+    group = SimpleNamespace(world_size=2, broadcast=lambda tokens, src: tokens.fill_(src))
+    ddtree_info.get_tp_group = lambda: group
+    info.is_all_greedy = False
+    report["other rank"] = ddtree_info.target_tokens(logits.repeat(len(requests), 1), info, 1).tolist()
+    return report
+
+
+def host_copies() -> list:
+    """The columns that one copy moves to the device, back as lists."""
+    return [column.tolist() for column in ddtree_info.to_device([[1, 2], [], [3], [4, 5, 6]], torch.device("cpu"))]
 
 
 # -- the guard --------------------------------------------------------------------------------------------
@@ -286,9 +371,7 @@ def sound_target() -> SimpleNamespace:
         page_size=1,
         sliding_window_size=None,
         mambaish_config="hybrid",
-        req_to_token_pool=SimpleNamespace(
-            size=4, cache=cache, get_speculative_mamba2_params_all_layers=lambda: cache
-        ),
+        req_to_token_pool=SimpleNamespace(size=4, cache=cache, get_speculative_mamba2_params_all_layers=lambda: cache),
     )
 
 
@@ -405,7 +488,7 @@ def _(target, cache):
 
 @fault("other kernel source")
 def _(target, cache):
-    ddtree_guard.PROVEN_KERNELS = {name: "0" * 64 for name in ddtree_guard.PROVEN_KERNELS}
+    ddtree_guard.PROVEN_KERNELS = dict.fromkeys(ddtree_guard.PROVEN_KERNELS, "0" * 64)
 
 
 @fault("unproven and wrong")
@@ -432,9 +515,57 @@ def guard(names: list[str]) -> dict:
     return report
 
 
+def constructor() -> dict:
+    """What the worker's constructor does, in order; and the sizes of the drafter's own arguments."""
+    report = {}
+    for name, shadow in (("tree", False), ("shadow", True)):
+        steps = report[name] = []
+
+        def drafter(self, args, steps=steps, **ranks):
+            self.tp_rank, self.block_size = 0, args.speculative_dflash_block_size
+            steps.append("drafter")
+
+        DFlashWorker.__init__ = drafter
+        ddtree_guard.check_target = lambda runner, window, steps=steps: steps.append("check") or []
+        ddtree_guard.enforce = lambda findings, unsafe, steps=steps: steps.append(f"enforce {unsafe}")
+        args = SimpleNamespace(
+            speculative_ddtree_shadow_linear=shadow,
+            speculative_ddtree_allow_hybrid_unsafe=False,
+            speculative_ddtree_budget=31,
+            speculative_ddtree_topk=8,
+            speculative_ddtree_spine=False,
+            speculative_dflash_block_size=16,
+            speculative_num_draft_tokens=16 if shadow else 32,
+        )
+        DDTreeWorker(args, target_worker=SimpleNamespace(model_runner=None), tp_rank=0)
+    return report
+
+
+def draft_arguments() -> list:
+    """The drafter's copy of the arguments: its own block, and an algorithm that no tree's gate answers to."""
+    args = SimpleNamespace(
+        speculative_algorithm="DDTREE", speculative_num_draft_tokens=32, speculative_dflash_block_size=16
+    )
+    object.__new__(DDTreeWorker)._configure_draft_server_args(args)
+    return [args.speculative_algorithm, args.speculative_num_draft_tokens]
+
+
 CHECKS = {
     check.__name__: check
-    for check in (links, padding, stale, cache_steps, mask_buffer, graph_input, metrics, requests)
+    for check in (
+        links,
+        padding,
+        stale,
+        cache_steps,
+        mask_buffer,
+        graph_input,
+        requests,
+        constructor,
+        draft_arguments,
+        rope_table,
+        sampling,
+        host_copies,
+    )
 }
 
 if __name__ == "__main__":

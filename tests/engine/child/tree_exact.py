@@ -1,15 +1,17 @@
 """Verify DDTree's trees through the engine's own gated-delta-net backend, interpreted, and commit a path.
 
-    tree_exact.py SITE < '{"new": FOLDER, "jobs": [{"logp": ..., "ids": ..., ...}, ...]}'
+    tree_exact.py SITE < '[{"new": FOLDER, "jobs": [{"logp": ..., "ids": ..., ...}, ...]}, ...]'
 
 Two layers of random weights run `GDNAttnBackend.forward_extend` on every tree as in a verify: the engine's causal
 convolution and delta rule, fed with the builder's links. Every node is then decoded again by the same backend, token
-by token from the committed state along the node's path alone (`forward_decode`), and by a plain torch recurrence.
-At last each request's path is walked and committed by `update_mamba_state_after_mtp_verify`. Prints per job:
+by token from the committed state along the node's path alone (`forward_decode`), and by a plain torch recurrence. The
+convolution sums in another order when it decodes, so the replayed delta rule is given what the verify convolved.
+At last each request's path is walked and committed by `update_mamba_state_after_mtp_verify`. FOLDER is what the set
+adds to a site, or an edited copy. Prints for each folder and job:
 
     output, window, state   largest difference of a node from torch's, per request
     replay                  per request, whether every node's state and window are, bit for bit, those of its replay
-    replayed output         largest difference of a node's output from its replay's
+    convolved, replayed     largest difference of a node's convolution, of its output, from its replay's
     parents                 whether the convolution derived the builder's parents
     committed, tracked      whether each request's pool row and prefix-cache row hold the replayed state
     untouched               whether the other pool rows are as before
@@ -18,6 +20,7 @@ At last each request's path is walked and committed by `update_mamba_state_after
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -26,19 +29,33 @@ from types import SimpleNamespace
 import bootstrap
 
 bootstrap.install(Path(sys.argv[1]))
-inputs = json.load(sys.stdin)
-bootstrap.add_modules(Path(inputs["new"]))
 
 import torch  # noqa: E402
 from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid  # noqa: E402
 from sglang.srt.layers.attention.linear import gdn_backend  # noqa: E402
 from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import MambaPool  # noqa: E402
-from sglang.srt.speculative import ddtree_tree  # noqa: E402
 
 LAYERS, HEADS, VALUE_HEADS, HEAD_DIM = 2, 1, 2, 16
 CHANNELS = (2 * HEADS + VALUE_HEADS) * HEAD_DIM
+# The modules under test of the folder at hand.
+added = SimpleNamespace()
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Convolution:
+    """The backend's causal convolution: keeps what it made, and gives what it is told to instead."""
+
+    real = staticmethod(gdn_backend.causal_conv1d_update)
+    made: torch.Tensor
+    instead: torch.Tensor | None = None
+
+    def __call__(self, *args: object, **kwargs: object) -> torch.Tensor:
+        self.made = self.real(*args, **kwargs)
+        return self.made if self.instead is None else self.instead
+
+
+convolution = gdn_backend.causal_conv1d_update = Convolution()
 
 
 class Model:
@@ -137,9 +154,7 @@ def verify(job: dict) -> dict:
     rows = bs + pads
     logp = torch.tensor(job["logp"], dtype=torch.float32)
     lens = torch.tensor(job["seq_lens"])
-    tree = ddtree_tree.build_tree(
-        logp, torch.tensor(job["ids"]), torch.tensor(job["roots"]), lens, window, job["spine"]
-    )
+    tree = added.tree.build_tree(logp, torch.tensor(job["ids"]), torch.tensor(job["roots"]), lens, window, job["spine"])
 
     model = Model(3 * rows + 2, rows, job.get("steps", window), job["conv_width"], DTYPES[job["state"]])
     caches = model.caches
@@ -158,8 +173,10 @@ def verify(job: dict) -> dict:
         )
         for _ in range(LAYERS)
     ]
-    outputs = [
-        model.run(
+    outputs, convolved = [], []
+    convolution.instead = None
+    for layer in range(LAYERS):
+        output = model.run(
             layer,
             "verify",
             slots,
@@ -169,23 +186,23 @@ def verify(job: dict) -> dict:
             retrieve_next_token=links[0],
             retrieve_next_sibling=links[1],
             retrieve_parent_token=derived,
-        ).view(rows, window, VALUE_HEADS, HEAD_DIM)
-        for layer in range(LAYERS)
-    ]
+        )
+        outputs.append(output.view(rows, window, VALUE_HEADS, HEAD_DIM))
+        convolved.append(convolution.made)
     real = tree.parents >= 0
     answer = {
         "parents": torch.equal(derived[:bs][real], tree.parents[real]),
         "pads": int((~real).sum()) - bs,
-        **compare(model, tree, pool, slots, given, outputs),
+        **compare(model, tree, pool, slots, given, outputs, convolved),
     }
     answer.update(commit(job, model, tree, pool, slots, answer.pop("replays")))
     return answer
 
 
-def compare(model, tree, pool, slots, given, outputs) -> dict:
+def compare(model, tree, pool, slots, given, outputs, convolved) -> dict:
     """Each node against its replay by the backend and by torch."""
     bs, window = tree.tokens.shape
-    found: dict = {name: [0.0] * bs for name in ("output", "window", "state", "replayed output")}
+    found: dict = {name: [0.0] * bs for name in ("output", "window", "state", "convolved", "replayed")}
     found["replay"] = [True] * bs
     replays: dict = {}
     caches = model.caches
@@ -206,6 +223,7 @@ def compare(model, tree, pool, slots, given, outputs) -> dict:
                 token = request * window + node
                 tokens = tuple(part[token : token + 1] for part in given[layer])
                 caches.conv[0][layer, row], caches.temporal[layer, row] = decoded[parent]
+                convolution.instead = convolved[layer][request : request + 1, :, node]
                 again = model.run(layer, "decode", slot, one, tokens).view(VALUE_HEADS, HEAD_DIM)
                 decoded[node] = (caches.conv[0][layer, row].clone(), caches.temporal[layer, row].clone())
                 expected, columns, state = recurrence(
@@ -218,7 +236,8 @@ def compare(model, tree, pool, slots, given, outputs) -> dict:
                     ("output", output, expected),
                     ("window", left[0], columns),
                     ("state", left[1].float(), plain[node][1]),
-                    ("replayed output", output, again),
+                    ("convolved", convolution.instead, convolution.made),
+                    ("replayed", output, again),
                 ):
                     found[name][request] = max(found[name][request], float((one_side - other).abs().max()))
                 found["replay"][request] &= all(map(torch.equal, left, decoded[node]))
@@ -232,7 +251,7 @@ def commit(job, model, tree, pool, slots, replays) -> dict:
     """Walk and commit: what is in the pools against the replay of each committed path."""
     bs = len(tree.tokens)
     caches = model.caches
-    packed = ddtree_tree.walk_tree(tree, torch.tensor(job["targets"]), job["max_depth"])
+    packed = added.tree.walk_tree(tree, torch.tensor(job["targets"]), job["max_depth"])
     paths = [row[: row[-1]] for row in packed.tolist()]
     # The n-th request stops n tokens early, as at the end of a text in the middle of a path.
     paths = [path[: max(1, len(path) - cut)] for path, cut in zip(paths, job["cut"], strict=True)]
@@ -267,6 +286,13 @@ def commit(job, model, tree, pool, slots, replays) -> dict:
     }
 
 
+def answers(folder: Path, jobs: list[dict]) -> list[dict]:
+    """Do the jobs with the modules of a folder."""
+    bootstrap.add_modules(folder)
+    added.tree = importlib.import_module("sglang.srt.speculative.ddtree_tree")
+    return [verify(job) for job in jobs]
+
+
 if __name__ == "__main__":
     with torch.no_grad():
-        print(json.dumps([verify(job) for job in inputs["jobs"]]))
+        print(json.dumps([answers(Path(item["new"]), item["jobs"]) for item in json.load(sys.stdin)]))

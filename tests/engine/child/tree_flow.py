@@ -13,12 +13,13 @@ itself: none is). "DFLASH" drafts the chain of first candidates. Prints what tra
 more kinds of `wrong`, and for each scenario "rounds": per round, each request's committed tokens;
 "branched": how many rounds committed a path that is not a prefix of the window; "shadow": with
 `"shadow": true`, what DDTREE counted while it served the chain: verifies, accepted drafts of the chain
-and of the tree, and tokens caught.
+and of the tree, tokens caught, and the lines that it logged every `log_interval` rounds, starting anew.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import random
 import sys
 from types import SimpleNamespace
@@ -47,7 +48,7 @@ class ToyTreeTarget(flow.ToyTarget):
     def __init__(self, pool):
         super().__init__(pool)
         self.kv: dict[int, float] = {}
-        self.wrong = {"mask": 0, "positions": 0}
+        self.wrong = {"mask": 0, "positions": 0, "max_position": 0}
 
     def forward_batch_generation(self, batch, is_verify: bool = False):
         result = super().forward_batch_generation(batch, is_verify)
@@ -122,7 +123,7 @@ class ToyTreeScheduler(flow.ToyScheduler):
     """The scheduler with a scripted drafter, and with checks of slots and draft KV after every round."""
 
     target_class = ToyTreeTarget
-    kinds = (*flow.ToyScheduler.kinds, "slots", "draft_kv", "mask", "positions")
+    kinds = (*flow.ToyScheduler.kinds, "slots", "draft_kv", "mask", "positions", "max_position")
 
     def __init__(self, scenario):
         self.scenario = scenario
@@ -144,14 +145,18 @@ class ToyTreeScheduler(flow.ToyScheduler):
         worker._draft_block_spec_info = DFlashVerifyInput(
             draft_token=torch.empty(0), positions=torch.empty(0), draft_token_num=self.block
         )
-        worker._append_target_hidden_sequential = self.append
+        worker._use_fused_kv_materialize, worker._fused_kv_helper = True, "stands for the kernel"
+        worker._append_target_hidden_fused = self.append
         if self.algorithm.is_ddtree():
             worker.__class__ = DDTreeWorker
             worker._topk_from_vocab_parallel_head = lambda hidden, lm_head: self.candidates()
             worker._configure_tree(self.server_args)
         return worker
 
-    def append(self, hidden, positions, slots):
+    def append(self, hidden, positions, slots, max_position):
+        # The largest position is asked of the device only where the host cannot know it.
+        known = isinstance(self.running.spec_info, DDTreeVerifyInput)
+        self.target.wrong["max_position"] += max_position != (int(positions.max()) if known else None)
         rows = zip(slots.tolist(), hidden.flatten().tolist(), positions.tolist(), strict=True)
         self.draft_kv.update((slot, (value, position)) for slot, value, position in rows)
 
@@ -194,8 +199,8 @@ class ToyTreeScheduler(flow.ToyScheduler):
             state = state_of([])
             for position, (token, slot) in enumerate(zip(tokens, slots, strict=True)):
                 state = absorb(state, token)
-                wrong["slots"] += self.target.kv[slot] != mark(state)
-                wrong["draft_kv"] += self.draft_kv[slot] != (mark(state), position)
+                wrong["slots"] += self.target.kv.get(slot) != mark(state)
+                wrong["draft_kv"] += self.draft_kv.get(slot) != (mark(state), position)
         wrong.update(self.target.wrong)
 
     def process_batch_result_decode(self, batch, result):
@@ -227,7 +232,8 @@ def run(scenario) -> dict:
         DDTreeVerifyInput.verify = verify
     shadow = getattr(scheduler.worker, "shadow", None) if scheduler.algorithm.is_ddtree() else None
     if shadow is not None:
-        shadow = [shadow.verifies, shadow.chain_accepted, shadow.tree_accepted, shadow.caught]
+        shadow = [shadow.verifies, shadow.chain_accepted, shadow.tree_accepted, shadow.caught, list(LINES)]
+        LINES.clear()
     return {**report, "rounds": scheduler.rounds, "branched": scheduler.branched, "shadow": shadow}
 
 
@@ -236,6 +242,7 @@ def configure(scenario):
     args = engine_args.get_global_server_args()
     args.speculative_algorithm = scenario["algorithm"]
     args.speculative_dflash_block_size = scenario["block"]
+    args.decode_log_interval = scenario.get("log_interval", 1000)
     args.speculative_ddtree_shadow_linear = bool(scenario.get("shadow"))
     chain = scenario["algorithm"] == "DFLASH" or scenario.get("shadow")
     args.speculative_num_draft_tokens = scenario["block"] if chain else scenario["budget"] + 1
@@ -251,6 +258,17 @@ def top_k_renorm(probs, top_ks):
     return kept / kept.sum(dim=-1, keepdim=True)
 
 
+class Lines(logging.Handler):
+    """Keeps what the shadow mode logs."""
+
+    def emit(self, record):
+        if record.getMessage().startswith("DDTREE shadow"):
+            LINES.append(record.getMessage())
+
+
+LINES: list[str] = []
+ddtree_worker.logger.addHandler(Lines())
+ddtree_worker.logger.setLevel(logging.INFO)
 ddtree_info.top_k_renorm_prob = top_k_renorm
 one_rank = SimpleNamespace(world_size=1)
 ddtree_info.get_tp_group = ddtree_worker.get_tp_group = lambda: one_rank
