@@ -21,7 +21,7 @@ BLOCK_SIZE = 16  # the engine's own fallback where neither flag nor draft config
 TRACK_INTERVAL = 256  # the engine's default of --mamba-track-interval
 
 # Attention backends whose verify takes a tree mask.
-TREE_BACKENDS = ("flashinfer", "triton")
+TREE_BACKENDS = ("triton",)
 
 _SERVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,30}")
@@ -367,8 +367,8 @@ _READERS: Mapping[str, _Reader] = {
     "block_size": _integer(1, 1024),
     "draft_window": _size,
     "draft_attention_backend": _backend,
-    "budget": _integer(1, 1024),
-    "topk": _integer(1, 1024),
+    "budget": _integer(1, 63),
+    "topk": _integer(1, 32),
     "allow_hybrid_unsafe": _flag,
     "shadow_linear": _flag,
     "hybrid": _flag,
@@ -423,7 +423,7 @@ def _contradictions(service: Service) -> list[tuple[str, str]]:
         if service.budget is None:
             found.append(("budget", "missing; DDTREE needs the number of tree nodes to verify"))
         backend = service.attention_backend
-        if backend is not None and backend not in TREE_BACKENDS:
+        if backend is not None and backend not in TREE_BACKENDS and not service.shadow_linear:
             needs = " or ".join(TREE_BACKENDS)
             found.append(("attention_backend", f"{backend} takes no tree mask; DDTREE needs {needs}"))
     if (

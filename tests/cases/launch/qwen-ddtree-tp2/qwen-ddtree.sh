@@ -26,7 +26,7 @@ exec /opt/sglang/venv/bin/python -m sglang.launch_server \
     --speculative-ddtree-budget 15 \
     --speculative-ddtree-topk 8 \
     --mamba-scheduler-strategy extra_buffer \
-    --attention-backend flashinfer \
+    --attention-backend triton \
     --max-running-requests 16 \
     --cuda-graph-max-bs 16 \
     --mem-fraction-static 0.8 \
