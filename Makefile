@@ -29,7 +29,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n auto -m 'not torch' $(TESTS)
 
 test-engine: $(VENV)/.installed-engine
-	$(BIN)/python -m pytest -m torch $(TESTS)
+	$(BIN)/python -m pytest -n auto -m torch $(TESTS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

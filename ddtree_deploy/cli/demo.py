@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -50,7 +50,7 @@ def demo(
     console = opt.console_of(ctx)
     if svg is not None:
         console = Console(console.stdout, console.stderr, record=True, width=118)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="ddtree-demo-"))
     try:
         status = _Demo(console, folder).run(wheel)
@@ -65,6 +65,10 @@ def demo(
         svg.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL), encoding="utf-8")
         console.note(f"wrote {svg}")
     return status
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 class _Demo:

@@ -310,7 +310,8 @@ def test_secrets_of_the_environment_are_nowhere(cli, monkeypatch):
 
 
 def launch_cli(cli, *arguments, **options):
-    """The real program in a process of its own."""
+    """The real program in a process of its own, which minds Ctrl-C even where the tests run in the background."""
+    options.setdefault("preexec_fn", lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     script = "import sys; from ddtree_deploy.cli.main import main; sys.argv[0] = 'ddtree-deploy'; main()"
     return subprocess.Popen([sys.executable, "-c", script, *arguments], text=True, **options)
 

@@ -39,7 +39,7 @@ from sglang.srt.mem_cache.memory_pool import MambaPool  # noqa: E402
 LAYERS, HEADS, VALUE_HEADS, HEAD_DIM = 2, 1, 2, 16
 CHANNELS = (2 * HEADS + VALUE_HEADS) * HEAD_DIM
 # The modules under test of the folder at hand.
-added = SimpleNamespace()
+subject = SimpleNamespace()
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -153,8 +153,8 @@ def verify(job: dict) -> dict:
     bs, window, pads = len(job["roots"]), job["window"], job.get("pad_rows", 0)
     rows = bs + pads
     logp = torch.tensor(job["logp"], dtype=torch.float32)
-    lens = torch.tensor(job["seq_lens"])
-    tree = added.tree.build_tree(logp, torch.tensor(job["ids"]), torch.tensor(job["roots"]), lens, window, job["spine"])
+    ids, roots, lens = (torch.tensor(job[name]) for name in ("ids", "roots", "seq_lens"))
+    tree = subject.tree.build_tree(logp, ids, roots, lens, window, job["spine"])
 
     model = Model(3 * rows + 2, rows, job.get("steps", window), job["conv_width"], DTYPES[job["state"]])
     caches = model.caches
@@ -251,7 +251,7 @@ def commit(job, model, tree, pool, slots, replays) -> dict:
     """Walk and commit: what is in the pools against the replay of each committed path."""
     bs = len(tree.tokens)
     caches = model.caches
-    packed = added.tree.walk_tree(tree, torch.tensor(job["targets"]), job["max_depth"])
+    packed = subject.tree.walk_tree(tree, torch.tensor(job["targets"]), job["max_depth"])
     paths = [row[: row[-1]] for row in packed.tolist()]
     # The n-th request stops n tokens early, as at the end of a text in the middle of a path.
     paths = [path[: max(1, len(path) - cut)] for path, cut in zip(paths, job["cut"], strict=True)]
@@ -289,7 +289,7 @@ def commit(job, model, tree, pool, slots, replays) -> dict:
 def answers(folder: Path, jobs: list[dict]) -> list[dict]:
     """Do the jobs with the modules of a folder."""
     bootstrap.add_modules(folder)
-    added.tree = importlib.import_module("sglang.srt.speculative.ddtree_tree")
+    subject.tree = importlib.import_module("sglang.srt.speculative.ddtree_tree")
     return [verify(job) for job in jobs]
 
 

@@ -23,7 +23,7 @@ from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding, p
 
 FIELDS = ("tokens", "positions", "next_token", "next_sibling", "parents", "depths", "ancestors", "on_spine")
 # The modules under test of the folder at hand.
-added = SimpleNamespace()
+subject = SimpleNamespace()
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -34,7 +34,7 @@ def whole(values: list) -> torch.Tensor:
 def grow(job: dict) -> dict:
     """A batch's tree tables, its packed mask with guard bytes behind it, and the walk of given target tokens."""
     lens = whole(job["seq_lens"])
-    tree = added.tree.build_tree(
+    tree = subject.tree.build_tree(
         torch.tensor(job["logp"], dtype=torch.float32),
         whole(job["ids"]),
         whole(job["roots"]),
@@ -48,14 +48,14 @@ def grow(job: dict) -> dict:
         total = sum(window * (length + window) for length in job["seq_lens"])
         store = torch.full((total + 64,), 7, dtype=torch.uint8)
         short = torch.full((total + 64,), 7, dtype=torch.uint8)
-        added.tree.tree_mask(tree, lens, store[:total])
-        added.tree.tree_mask(tree, lens, short[: total - 5])
-        boolean = added.tree.tree_mask(tree, lens, torch.zeros(total, dtype=torch.bool))
+        subject.tree.tree_mask(tree, lens, store[:total])
+        subject.tree.tree_mask(tree, lens, short[: total - 5])
+        boolean = subject.tree.tree_mask(tree, lens, torch.zeros(total, dtype=torch.bool))
         answer["mask"] = store[:total].tolist()
         answer["guards"] = [store[total:].unique().tolist(), short[total - 5 :].unique().tolist()]
         answer["same as bool"] = torch.equal(boolean.to(torch.uint8), store[:total])
     if "targets" in job:
-        answer["walk"] = added.tree.walk_tree(tree, whole(job["targets"]), job["max_depth"]).tolist()
+        answer["walk"] = subject.tree.walk_tree(tree, whole(job["targets"]), job["max_depth"]).tolist()
     return answer
 
 
@@ -106,7 +106,7 @@ def candidates(job: dict) -> dict:
         if group:
             group.receiving = group_receives
         results = [
-            added.tree.topk_log_probs(
+            subject.tree.topk_log_probs(
                 local,
                 k,
                 num_org=shard.num_org_elements,
@@ -149,11 +149,11 @@ def refuse(job: dict) -> str:
         if job.get("candidates"):
             layout = {"num_org": 9, "num_org_padded": 9, "num_added": 0, "org_start": 0, "added_start": 0}
             logits = torch.zeros(9, 2).T if sizes.get("transposed") else torch.zeros(2, 9)
-            added.tree.topk_log_probs(logits, sizes["k"], **layout)
+            subject.tree.topk_log_probs(logits, sizes["k"], **layout)
         else:
             ids = torch.zeros(shape, dtype=torch.int64)
             ids = ids[..., :1] if sizes.get("narrow") else ids
-            added.tree.build_tree(torch.zeros(shape), ids, one, one, sizes["window"], True)
+            subject.tree.build_tree(torch.zeros(shape), ids, one, one, sizes["window"], True)
     except ValueError as error:
         return str(error)
     return ""
@@ -161,7 +161,7 @@ def refuse(job: dict) -> str:
 
 def shadow(job: dict) -> list:
     """Outcomes of chain verifies over a grown tree."""
-    tree = added.tree.build_tree(
+    tree = subject.tree.build_tree(
         torch.tensor(job["logp"], dtype=torch.float32),
         whole(job["ids"]),
         whole(job["roots"]),
@@ -170,12 +170,12 @@ def shadow(job: dict) -> list:
         job["spine"],
     )
     commit_lens = torch.tensor(job["commit_lens"], dtype=torch.int32)
-    return added.shadow.chain_outcomes(tree, whole(job["ids"]), commit_lens, whole(job["last_tokens"])).tolist()
+    return subject.shadow.chain_outcomes(tree, whole(job["ids"]), commit_lens, whole(job["last_tokens"])).tolist()
 
 
 def tally(job: dict) -> list:
     """Log lines of ShadowStats: one after each list of rounds."""
-    stats = added.shadow.ShadowStats()
+    stats = subject.shadow.ShadowStats()
     lines = []
     for rounds in job["lines"]:
         for outcomes in rounds:
@@ -190,8 +190,8 @@ JOBS = {job.__name__: job for job in (grow, candidates, refuse, shadow, tally)}
 def answers(folder: Path, jobs: list[dict]) -> list:
     """Do the jobs with the modules of a folder."""
     bootstrap.add_modules(folder)
-    added.tree = importlib.import_module("sglang.srt.speculative.ddtree_tree")
-    added.shadow = importlib.import_module("sglang.srt.speculative.ddtree_shadow")
+    subject.tree = importlib.import_module("sglang.srt.speculative.ddtree_tree")
+    subject.shadow = importlib.import_module("sglang.srt.speculative.ddtree_shadow")
     return [JOBS[job["do"]](job) for job in jobs]
 
 
