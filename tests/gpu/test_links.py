@@ -1,0 +1,66 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.gpu.links import oracle_candidates, oracle_scores, reversed_links
+
+
+def children(first, after, parent):
+    found = []
+    child = first[parent]
+    while child != -1:
+        found.append(child)
+        child = after[child]
+    return found
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=30))
+def test_reversal_keeps_the_tree_and_turns_every_sibling_list_round(choices):
+    parents = [-1, *(choice % (node + 1) for node, choice in enumerate(choices))]
+    first, after = [-1] * len(parents), [-1] * len(parents)
+    last = {}
+    for node, parent in enumerate(parents):
+        if parent == -1:
+            continue
+        if parent in last:
+            after[last[parent]] = node
+        else:
+            first[parent] = node
+        last[parent] = node
+    backwards = reversed_links(first, after)
+    for node in range(len(parents)):
+        assert children(*backwards, node) == children(first, after, node)[::-1]
+    assert reversed_links(*backwards) == (first, after)
+
+
+def test_pads_stay_linked_from_nowhere():
+    assert reversed_links([1, -1, -1, -1], [-1, 2, -1, -1]) == ([2, -1, -1, -1], [-1, -1, 1, -1])
+
+
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(1, 6))
+def test_the_right_token_is_a_candidate_of_every_position_and_no_candidate_twice(topk, length, depth):
+    text = list(range(1000, 1000 + length + depth))
+    rows = oracle_candidates([list(range(topk))] * depth, [text[:length]], [[7], text], depth)
+    for offset, row in enumerate(rows):
+        assert text[length + offset] in row
+        assert len(set(row)) == topk
+
+
+def test_right_tokens_come_at_several_ranks():
+    text = list(range(1000, 1040))
+    rows = oracle_candidates([[1, 2, 3]] * 15, [text[:5]], [text], 15)
+    assert {row.index(1005 + offset) for offset, row in enumerate(rows)} == {0, 1, 2}
+
+
+def test_a_right_token_that_is_a_candidate_already_changes_places():
+    text = [5, 6, 7]
+    (row,) = oracle_candidates([[6, 7, 8]], [[5]], [text], 1)
+    assert sorted(row) == [6, 7, 8]
+
+
+def test_requests_that_follow_no_text_keep_their_candidates():
+    assert oracle_candidates([[1, 2]], [[9]], [[5, 6, 7]], 1) == [[1, 2]]
+    assert oracle_candidates([[1, 2], [3, 4]], [[5, 6, 7]], [[5, 6, 7]], 2) == [[1, 2], [3, 4]]
+
+
+def test_scores_fall():
+    assert oracle_scores(4) == sorted(oracle_scores(4), reverse=True)

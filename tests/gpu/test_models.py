@@ -1,0 +1,11 @@
+from tests.gpu import models
+
+
+def test_the_large_target_is_of_a_realistic_size():
+    assert 4e9 < models.parameters() < 8e9
+
+
+def test_the_dense_target_takes_the_fixtures_drafters():
+    shapes = models.dense_shapes()
+    assert shapes["lm_head.weight"] == shapes["model.embed_tokens.weight"] == (4096, 384)
+    assert len(shapes) == 3 + 11 * models.DENSE["num_hidden_layers"]
