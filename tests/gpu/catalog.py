@@ -47,7 +47,7 @@ _RADIX = {"disable_radix_cache": False, "mamba_scheduler_strategy": "extra_buffe
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine: which source it runs (`pristine`, the `fixes` alone, all `patched`) and its arguments.
+    """An engine: which source it runs (`pristine` or `patched`) and its arguments.
 
     `target` is a folder of the model directory. Only a `patched` engine's results depend on the patch set.
     """
@@ -77,7 +77,10 @@ def _tree(budget: int, name: str = "tree", **options: Any) -> EngineSpec:
     return EngineSpec(f"{name}{budget}", "patched", "DDTREE", {"speculative_ddtree_budget": budget, **options})
 
 
+# An idle scheduler would poll, and take a core's speed from the one that is timed.
+_QUIET = {"sleep_on_idle": True}
 _LARGE = {
+    **_QUIET,
     "load_format": "dummy",
     "context_length": 4096,
     "max_total_tokens": 40000,
@@ -96,8 +99,12 @@ def _large(spec: EngineSpec) -> EngineSpec:
     )
 
 
-def _dense(spec: EngineSpec) -> EngineSpec:
-    return EngineSpec(f"dense-{spec.name}", spec.site, spec.algorithm, spec.options, target="dense")
+def _attention(spec: EngineSpec) -> EngineSpec:
+    return EngineSpec(f"attention-{spec.name}", spec.site, spec.algorithm, spec.options, target="attention")
+
+
+def _timed(spec: EngineSpec) -> EngineSpec:
+    return EngineSpec(f"timed-{spec.name}", spec.site, spec.algorithm, {**spec.options, **_QUIET})
 
 
 _PLAIN_ENGINE = EngineSpec("plain", "pristine", None)
@@ -112,15 +119,15 @@ ENGINES: Mapping[str, EngineSpec] = {
         _tree(15, "eager", disable_cuda_graph=True),
         _tree(15, "radix", **_RADIX),
         EngineSpec("radix-chain", "pristine", "DFLASH", _RADIX),
-        EngineSpec("radix-chain-fixes", "fixes", "DFLASH", _RADIX),
-        *(_dense(spec) for spec in (_PLAIN_ENGINE, _CHAIN, _tree(15), _tree(31))),
+        *(_attention(spec) for spec in (_PLAIN_ENGINE, _CHAIN, _tree(31))),
+        *(_timed(spec) for spec in (_CHAIN, _tree(15), _tree(31))),
         _large(_CHAIN),
         *(_large(_tree(budget)) for budget in (15, 31)),
     )
 }
 # By the target's folder: the engine without speculation, and the one that verifies chains.
-PLAIN_OF = {"target": "plain", "dense": "dense-plain"}
-CHAIN_OF = {"target": "chain", "dense": "dense-chain"}
+PLAIN_OF = {"target": "plain", "attention": "attention-plain"}
+CHAIN_OF = {"target": "chain", "attention": "attention-chain"}
 
 
 def generation(
@@ -164,12 +171,12 @@ def _exactness(**setting: Any) -> list[Step]:
 
 
 def _oracle(arrival: int) -> Step:
-    """Greedy decoding of the prompts with candidates among which the right ones are hidden."""
-    return {**generation("draft-weak", arrival), "name": f"oracle/{arrival}", "kind": "oracle"}
+    """Greedy decoding of the prompts with candidates among which the right ones are hidden.
 
-
-def _smoke(drafter: str | None = "draft-weak") -> list[Step]:
-    return [generation(drafter, 8)]
+    `ranks`: of ten positions, at which rank each has its right token.
+    """
+    step = generation("draft-weak", arrival)
+    return {**step, "name": f"oracle/{arrival}", "kind": "oracle", "ranks": [0, 0, 0, 0, 0, 0, 1, 1, 1, 2], "passes": 4}
 
 
 def _state(drafter: str = "draft-weak", **setting: Any) -> Step:
@@ -200,7 +207,9 @@ def _sample(temperature: float, drafter: str | None) -> Step:
 
 
 def _timing(kind: str, drafter: str, **setting: Any) -> list[Step]:
-    """Alone on the GPU. `clock` reads the host's clock per round; `breakdown` times its parts as well."""
+    """Alone on the GPU. `clock` reads the host's clock per round, in turns with other engines; `breakdown`
+    times a round's parts, `kernels` what runs on the device.
+    """
     return [
         {
             "name": f"{kind}/{drafter}/{batch}",
@@ -225,6 +234,8 @@ _TURNS: Step = {
     "first": 300,
     "second": 64,
     "drafter": "draft-weak",
+    # Requests join and leave the batch before and after the point that the cache keeps a state of.
+    "arrival": "staggered",
 }
 _STOPS: Step = {
     "name": "stops",
@@ -241,24 +252,11 @@ _PLAIN: list[Step] = [_PROMPTS, *(generation(None, arrival) for arrival in (8, 1
 
 SHARDS: Mapping[str, Mapping[str, Sequence[Step]]] = {
     "smoke": {
-        "plain": [_PROMPTS, *_smoke(None), _GAPS],
-        "chain": [*_smoke(), _state(), _SYNC, *_timing("clock", "draft-weak", **_TINY_ROUNDS)],
-        "eager15": _smoke(),
-        "tree15": [
-            generation("draft-weak", 8, spine=True),
-            *_smoke(),
-            _state(),
-            _state(reverse=True),
-            _STOPS,
-            _MIXED,
-            _SYNC,
-            *_timing("clock", "draft-weak", **_TINY_ROUNDS),
-            *_timing("breakdown", "draft-weak", **_TINY_ROUNDS),
-        ],
-        "tree63": _smoke(),
-        "shadow31": _smoke(),
-        "radix15": [_TURNS],
-        "large-tree31": _timing("clock", "large-draft", **_LARGE_ROUNDS),
+        "plain": [_PROMPTS, generation(None, 8), _GAPS],
+        "chain": [generation("draft-weak", 8)],
+        "tree15": [generation("draft-weak", 8), generation("draft-weak", 8, spine=True), _state(), _STOPS],
+        "eager15": [generation("draft-weak", 8)],
+        "shadow31": [generation("draft-weak", 1)],
     },
     "exact": {
         "plain": [*_PLAIN, _GAPS],
@@ -266,6 +264,11 @@ SHARDS: Mapping[str, Mapping[str, Sequence[Step]]] = {
         "tree15": [*_exactness(), *_exactness(spine=True)],
         "tree16": _exactness(),
         "tree31": _exactness(),
+    },
+    "no-graphs": {
+        "plain": [*_PLAIN, _GAPS],
+        "chain": [generation("draft-weak", 8)],
+        "eager15": [generation("draft-weak", 8)],
     },
     "window64": {
         "plain": [*_PLAIN, _GAPS],
@@ -292,19 +295,16 @@ SHARDS: Mapping[str, Mapping[str, Sequence[Step]]] = {
     },
     "oracle": {
         "plain": [*_PLAIN, _GAPS],
-        **{engine: [_oracle(arrival) for arrival in (1, 8)] for engine in ("tree15", "tree31")},
+        **{f"timed-{engine}": [_oracle(8)] for engine in ("tree15", "tree31")},
     },
-    "dense": {
-        "dense-plain": [*_PLAIN, _GAPS],
-        "dense-chain": [generation("draft-weak", arrival) for arrival in (8, 1)],
-        **{
-            engine: [
-                *(_oracle(arrival) for arrival in (1, 8)),
-                *(generation("draft-weak", arrival) for arrival in (8, 1, "staggered")),
-                generation("draft-weak", 8, eager=True),
-            ]
-            for engine in ("dense-tree15", "dense-tree31")
-        },
+    "attention": {
+        "attention-plain": [*_PLAIN, _GAPS],
+        "attention-chain": [generation("draft-weak", 8), generation("draft-weak", 8, eager=True)],
+        "attention-tree31": [
+            _oracle(8),
+            generation("draft-weak", 8),
+            {**_oracle(8), "name": "oracle/8/eager", "eager": True},
+        ],
     },
     "stops": {engine: [_STOPS] for engine in ("tree15", "tree31")},
     "sampling": {
@@ -316,20 +316,22 @@ SHARDS: Mapping[str, Mapping[str, Sequence[Step]]] = {
         "plain": [_PROMPTS, _GAPS],
         "radix15": [_TURNS],
         "radix-chain": [_TURNS],
-        "radix-chain-fixes": [_TURNS],
     },
     "sync": {engine: [_SYNC] for engine in ("chain", "tree15", "tree31")},
-    "steps": {
-        engine: [
-            step
-            for drafter in DRAFTERS
-            for kind in ("clock", "breakdown")
-            for step in _timing(kind, drafter, **_TINY_ROUNDS)
-        ]
+    "parts": {
+        engine: [step for drafter in DRAFTERS for step in _timing("breakdown", drafter, **_TINY_ROUNDS)]
         for engine in ("chain", "tree15", "tree31", "tree63")
     },
+    "steps": {
+        f"timed-{engine}": _timing("clock", "draft-weak", **{**_TINY_ROUNDS, "repeats": 6})
+        for engine in ("chain", "tree15", "tree31")
+    },
     "large": {
-        engine: [step for kind in ("clock", "breakdown") for step in _timing(kind, "large-draft", **_LARGE_ROUNDS)]
+        engine: [
+            *_timing("clock", "large-draft", **{**_LARGE_ROUNDS, "repeats": 3}),
+            *_timing("breakdown", "large-draft", **_LARGE_ROUNDS),
+            *_timing("kernels", "large-draft", **_LARGE_ROUNDS),
+        ]
         for engine in ("large-chain", "large-tree15", "large-tree31")
     },
 }

@@ -73,7 +73,7 @@ DRAFTER: dict[str, Any] = {
     "dflash_config": {"mask_token": "<|MASK|>", "mask_token_id": 1, "target_layer_ids": [1, 8, 15, 22, 29]},
 }
 
-DENSE: dict[str, Any] = {
+ATTENTION: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "torch_dtype": "bfloat16",
@@ -94,19 +94,18 @@ DENSE: dict[str, Any] = {
     "eos_token_id": 0,
 }
 _SPREAD = 0.08
-_HEAD_SPREAD = 0.16
 
 
-def dense_shapes() -> dict[str, tuple[int, ...]]:
-    """The dense target's weights by name; those of one dimension are all ones."""
-    hidden, inner, head = DENSE["hidden_size"], DENSE["intermediate_size"], DENSE["head_dim"]
-    queries, keys = DENSE["num_attention_heads"] * head, DENSE["num_key_value_heads"] * head
+def attention_shapes() -> dict[str, tuple[int, ...]]:
+    """The attention-only target's weights by name; those of one dimension are all ones."""
+    hidden, inner, head = ATTENTION["hidden_size"], ATTENTION["intermediate_size"], ATTENTION["head_dim"]
+    queries, keys = ATTENTION["num_attention_heads"] * head, ATTENTION["num_key_value_heads"] * head
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (DENSE["vocab_size"], hidden),
-        "lm_head.weight": (DENSE["vocab_size"], hidden),
+        "model.embed_tokens.weight": (ATTENTION["vocab_size"], hidden),
+        "lm_head.weight": (ATTENTION["vocab_size"], hidden),
         "model.norm.weight": (hidden,),
     }
-    for layer in range(DENSE["num_hidden_layers"]):
+    for layer in range(ATTENTION["num_hidden_layers"]):
         for name, shape in {
             "self_attn.q_proj": (queries, hidden),
             "self_attn.k_proj": (keys, hidden),
@@ -124,25 +123,23 @@ def dense_shapes() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def write_dense(models: Path) -> None:
-    """Make the folder `dense`, the same on every machine."""
+def write_attention(models: Path) -> None:
+    """Make the folder `attention`, the same on every machine."""
     import torch
     from safetensors.torch import save_file
 
     draw = torch.Generator().manual_seed(1)
     weights = {
-        name: torch.ones(shape)
-        if len(shape) == 1
-        else torch.randn(shape, generator=draw) * (_HEAD_SPREAD if name.startswith("lm_head") else _SPREAD)
-        for name, shape in dense_shapes().items()
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=draw) * _SPREAD
+        for name, shape in attention_shapes().items()
     }
-    (models / "dense").mkdir(parents=True, exist_ok=True)
+    (models / "attention").mkdir(parents=True, exist_ok=True)
     save_file(
         {name: weight.to(torch.bfloat16) for name, weight in weights.items()},
-        models / "dense/model.safetensors",
+        models / "attention/model.safetensors",
         metadata={"format": "pt"},
     )
-    (models / "dense/config.json").write_text(json.dumps(DENSE))
+    (models / "attention/config.json").write_text(json.dumps(ATTENTION))
 
 
 def parameters() -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.links import oracle_candidates, oracle_scores, reversed_links
+from tests.gpu.links import oracle_candidates, reversed_links
 
 
 def run_scheduler_with_probe(*args: Any, **kwargs: Any) -> None:
@@ -112,33 +112,26 @@ class Probe:
 
     # -- oracle --------------------------------------------------------------------------------------
 
-    def start_oracle(self, texts: list[list[int]]) -> None:
-        """Put the tokens that follow in these texts among the drafter's candidates, at ranks that vary.
+    def start_oracle(self, texts: list[list[int]], ranks: list[int]) -> None:
+        """Put the tokens that follow in these texts among the drafter's candidates: see `oracle_candidates`."""
 
-        Trees then hold the target's own continuation along many branches, and long paths are accepted
-        which are no prefix of the window.
-        """
-        self.texts = texts
-        self._wrap(self.worker, "_grow_tree", self._with_batch)
-        self._wrap(self.worker, "_topk_from_vocab_parallel_head", self._with_oracle)
+        def with_batch(grow: Callable[..., Any]) -> Callable[..., Any]:
+            def growing(batch: Any, *args: Any, **kwargs: Any) -> Any:
+                self.requests = [list(request.origin_input_ids) + list(request.output_ids) for request in batch.reqs]
+                return grow(batch, *args, **kwargs)
 
-    def _with_batch(self, grow: Callable[..., Any]) -> Callable[..., Any]:
-        def growing(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            self.batch = batch
-            return grow(batch, *args, **kwargs)
+            return growing
 
-        return growing
+        def with_oracle(head: Callable[..., Any]) -> Callable[..., Any]:
+            def drafting(*args: Any, **kwargs: Any) -> Any:
+                logp, ids = head(*args, **kwargs)
+                rows, scores = oracle_candidates(ids.tolist(), logp.tolist(), self.requests, texts, ranks)
+                return logp.new_tensor(scores), ids.new_tensor(rows)
 
-    def _with_oracle(self, head: Callable[..., Any]) -> Callable[..., Any]:
-        def drafting(*args: Any, **kwargs: Any) -> Any:
-            logp, ids = head(*args, **kwargs)
-            requests = [list(request.origin_input_ids) + list(request.output_ids) for request in self.batch.reqs]
-            depth = ids.shape[0] // len(requests)
-            rows = oracle_candidates(ids.tolist(), requests, self.texts, depth)
-            falling = logp.new_tensor(oracle_scores(ids.shape[1])).expand_as(logp)
-            return falling.contiguous(), ids.new_tensor(rows)
+            return drafting
 
-        return drafting
+        self._wrap(self.worker, "_grow_tree", with_batch)
+        self._wrap(self.worker, "_topk_from_vocab_parallel_head", with_oracle)
 
     # -- pools ---------------------------------------------------------------------------------------
 
@@ -261,6 +254,37 @@ class Probe:
             (number, size, label, before.elapsed_time(after), spent * 1000)
             for number, size, label, before, after, spent in self.spans
         ]
+
+    def start_kernels(self, first: int, rounds: int) -> None:
+        """Profile some decode rounds, counted from the start, by kernel."""
+        import torch
+
+        self.kernels: dict[str, list[float]] = {}
+        self.count = 0
+
+        def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def counting(batch: Any, **kwargs: Any) -> Any:
+                if _decodes(batch):
+                    self.count += 1
+                    if self.count == first:
+                        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+                        self.profiler.start()
+                    if self.count == first + rounds:
+                        torch.cuda.synchronize()
+                        self.profiler.stop()
+                        self.kernels = {
+                            event.key: [event.self_device_time_total / rounds / 1000, event.count / rounds]
+                            for event in self.profiler.key_averages()
+                        }
+                return forward(batch, **kwargs)
+
+            return counting
+
+        self._wrap(self.worker, "forward_batch_generation", make)
+
+    def read_kernels(self) -> dict[str, list[float]]:
+        """Kernel -> milliseconds and launches a round."""
+        return self.kernels
 
     # -- host synchronisation ------------------------------------------------------------------------
 

@@ -166,8 +166,8 @@ def run(options: argparse.Namespace) -> int:
     digest = sites.set_digest(options.patches)
     todo = pending(options.only, collect(options), digest)
     print(f"set {digest}: {sum(len(job['steps']) for job in todo)} steps on {len(todo)} engines", flush=True)
-    if any(job["engine"].target == "dense" for job in todo):
-        models.write_dense(options.models)
+    if any(job["engine"].target == "attention" for job in todo):
+        models.write_attention(options.models)
     running = []
     for number, job in enumerate(todo):
         running.append(start(job, number, options, digest))

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from tests.gpu.probe import run_scheduler_with_probe
 GREEDY = {"temperature": 0, "ignore_eos": True}
 TOP = 5
 ARRIVAL_SECONDS = 0.03
+# Without the GPU between two parts, for another engine to take it.
+TURN_SECONDS = 0.3
 
 
 class Server:
@@ -72,15 +74,13 @@ class Server:
             for answer in self.generate(prompts[start : start + batch], params)
         ]
 
-    def staggered(self, prompts: list[list[int]], new: int) -> list[dict[str, Any]]:
+    def staggered(self, prompts: list[list[int]], length: Callable[[int], int]) -> list[dict[str, Any]]:
         """Requests that arrive while others run, and end at different lengths."""
 
         async def one(number: int, prompt: list[int]) -> dict[str, Any]:
             await asyncio.sleep(number * ARRIVAL_SECONDS)
-            length = new - (number * 5) % (new // 2)
-            return await self.engine.async_generate(
-                input_ids=prompt, sampling_params={**GREEDY, "max_new_tokens": length}
-            )
+            params = {**GREEDY, "max_new_tokens": length(number)}
+            return await self.engine.async_generate(input_ids=prompt, sampling_params=params)
 
         async def every() -> list[dict[str, Any]]:
             return list(await asyncio.gather(*(one(*item) for item in enumerate(prompts))))
@@ -108,7 +108,8 @@ class Server:
         pools = self.probe("pools")
         start = time.time()
         if step["arrival"] == "staggered":
-            answers = self.staggered(prompts, step["new"])
+            new = step["new"]
+            answers = self.staggered(prompts, lambda number: new - (number * 5) % (new // 2))
         else:
             answers = self.in_batches(prompts, step["new"], step["arrival"])
         return {**_outputs(answers), "seconds": time.time() - start, "pools": [pools, self.settled_pools(pools)]}
@@ -136,13 +137,20 @@ class Server:
         return {**_outputs(answers[::2]), "sampled": _outputs(answers[1::2])["outs"]}
 
     def step_oracle(self, step: dict[str, Any]) -> Any:
-        """The prompts twice: as drafted, and with the outputs of that hidden among the candidates."""
+        """The prompts as drafted, then with the outputs so far hidden among the candidates.
+
+        Where rounding tips a near-tie, the rest is another text: a pass knows those of the passes before.
+        """
         prompts = self.prompts(step)
-        base = self.in_batches(prompts, step["new"], step["arrival"])
-        texts = [[*prompt, *answer["output_ids"]] for prompt, answer in zip(prompts, base, strict=True)]
-        self.probe("start_oracle", texts=texts)
-        answers = self.in_batches(prompts, step["new"], step["arrival"])
-        return {**_outputs(answers), "base": _outputs(base)}
+        passes = [_outputs(self.in_batches(prompts, step["new"], step["arrival"]))]
+        texts: list[list[int]] = []
+        for _ in range(step["passes"]):
+            outs = passes[-1]["outs"]
+            texts += [[*prompt, *output] for prompt, output in zip(prompts, outs, strict=True)]
+            self.configure(step)
+            self.probe("start_oracle", texts=texts, ranks=step["ranks"])
+            passes.append(_outputs(self.in_batches(prompts, step["new"], step["arrival"])))
+        return {**passes[-1], "passes": passes}
 
     def step_stops(self, step: dict[str, Any]) -> Any:
         """Every output again, with a token of it as a stop token."""
@@ -181,7 +189,7 @@ class Server:
         """A second turn of every prompt: right after the first, and again with an empty cache."""
         prompts = self.prompts(step)
         self.engine.flush_cache()
-        first = self.in_batches(prompts, step["first"], 8)
+        first = self.staggered(prompts, lambda number: step["first"] + 11 * number)
         tails = [prompt[:12] for prompt in reversed(prompts)]
         second = [
             [*prompt, *answer["output_ids"], *tail] for prompt, answer, tail in zip(prompts, first, tails, strict=True)
@@ -212,17 +220,28 @@ class Server:
         return result
 
     def step_clock(self, step: dict[str, Any]) -> Any:
-        self._rounds(step)
-        self.probe("start_clock")
+        """Several parts, taking turns with other engines: what slows the machine down slows all."""
+        parts = []
         for _ in range(step["repeats"]):
-            self._rounds(step)
-        return {"batch": step["batch"], "rounds": self.probe("read_clock"), "memory": self.probe("memory")}
+            with _alone(self.flags):
+                self.probe("release")
+                self._rounds(step)
+                self.probe("start_clock")
+                self._rounds(step)
+                parts.append(self.probe("read_clock"))
+            time.sleep(TURN_SECONDS)
+        return {"batch": step["batch"], "parts": parts, "memory": self.probe("memory")}
 
     def step_breakdown(self, step: dict[str, Any]) -> Any:
         self._rounds(step)
         self.probe("start_breakdown")
         self._rounds(step)
         return {"batch": step["batch"], "spans": self.probe("read_breakdown")}
+
+    def step_kernels(self, step: dict[str, Any]) -> Any:
+        self.probe("start_kernels", first=8, rounds=8)
+        self._rounds(step)
+        return {"batch": step["batch"], "kernels": self.probe("read_kernels")}
 
     def _rounds(self, step: dict[str, Any]) -> None:
         if step["drafter"].startswith("large"):
@@ -288,7 +307,7 @@ def main(job_file: str) -> None:
         record = {"key": step["key"], "engine": job["name"], "step": step["spec"], "digest": job["digest"]}
         start = time.time()
         try:
-            with _alone(flags) if exclusive else contextlib.nullcontext():
+            with _alone(flags) if exclusive and step["spec"]["kind"] != "clock" else contextlib.nullcontext():
                 server.configure(step["spec"])
                 record["result"] = getattr(server, f"step_{step['spec']['kind']}")(step["spec"])
         except Exception:  # noqa: BLE001

@@ -16,7 +16,7 @@ from ddtree_deploy.patching.patchset import PatchSet, load_sets, with_requiremen
 from ddtree_deploy.patching.plan import plan
 
 ENGINE = "0.5.11"
-SET_OF_SITE = {"fixes": "dflash-fixes", "patched": "ddtree"}
+SET_OF_SITE = {"patched": "ddtree"}
 
 
 def sets_of(site: str, patches: Path) -> tuple[PatchSet, ...]:

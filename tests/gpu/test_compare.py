@@ -35,5 +35,5 @@ def test_both_tokens_must_be_near_the_likeliest_not_only_each_other():
 
 
 def test_a_sequence_is_another_to_another_target():
-    assert gap_key([1, 23], "target") != gap_key([1, 23], "dense")
+    assert gap_key([1, 23], "target") != gap_key([1, 23], "attention")
     assert gap_key([1, 23], "target") != gap_key([12, 3], "target")

@@ -64,9 +64,9 @@ def results():
         ("tree15", "state/draft-weak"): {"states": [STATE]},
         ("tree15", "state/draft-weak/reverse=True"): {"states": [{**STATE, "ssm": 1.3}]},
         ("tree15", "sync"): {"warn": waits, "error": waits},
-        ("chain", "clock/draft-weak/8"): {"batch": 8, "rounds": rounds},
-        ("tree15", "clock/draft-weak/8"): {"batch": 8, "rounds": rounds},
-        ("tree15", "oracle/8"): {**outputs(5, 20), "base": outputs(5, 60)},
+        ("timed-chain", "clock/draft-weak/8"): {"batch": 8, "parts": [rounds]},
+        ("timed-tree15", "clock/draft-weak/8"): {"batch": 8, "parts": [rounds]},
+        ("timed-tree15", "oracle/8"): {**outputs(5, 20), "passes": [outputs(5, 60), outputs(5, 20)]},
     }
     return copy.deepcopy(found)
 
@@ -144,10 +144,10 @@ BREAK = {
     "pools": lambda r: r["tree15", GENERATE].update(pools=[{"slots": 9}, {"slots": 8}]),
     "no wait but the read-back tree15": lambda r: r["tree15", "sync"]["error"].update(waits={"x": 1}),
     f"gain tree15 {GENERATE}": lambda r: r["tree15", GENERATE].update(verifies=[70] * 16),
-    "step time tree15 clock/draft-weak/8": lambda r: r["chain", "clock/draft-weak/8"].update(
-        rounds=[[8, 0.5 * number, 0.0] for number in range(4)]
+    "step time timed-tree15 clock/draft-weak/8": lambda r: r["timed-chain", "clock/draft-weak/8"].update(
+        parts=[[[8, 0.5 * number, 0.0] for number in range(4)]]
     ),
-    "long paths tree15 oracle/8": lambda r: r["tree15", "oracle/8"].update(verifies=[60] * 16),
+    "long paths timed-tree15 oracle/8": lambda r: r["timed-tree15", "oracle/8"]["passes"].append(outputs(5, 60)),
 }
 
 

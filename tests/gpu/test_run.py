@@ -55,7 +55,7 @@ def test_shards_side_by_side_and_nothing_twice(place):
     written = built(place)
     assert check(written, "shadow generate/draft/graphs/1")[0]
     assert check(written, "no wait but the read-back tree31")[0]
-    assert written["steps"]["round_ms"]["clock/draft/8"]["tree15 over chain"] > 0
+    assert written["steps"]["round_ms"]["clock/draft-weak/8"]["timed-tree15 over chain"] > 0
     again = harness(place, "--only", "sync,steps,shadow", "--seconds", "100")
     assert "0 steps on 0 engines" in again.stdout
 
