@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -72,8 +73,17 @@ for argv in (["true"], ["cat"], ["/bin/sh", "-c", "exit 3"], ["sleep", "30"]):
     process.kill()
 del process
 gc.collect()
-time.sleep(0.1)
+deadline = time.monotonic() + 10
+while len(os.listdir("/proc/self/fd")) != before and time.monotonic() < deadline:
+    time.sleep(0.02)
 assert len(os.listdir("/proc/self/fd")) == before, os.listdir("/proc/self/fd")
 """
-    done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        # Started with `nohup`, the tests would hand on that hang-ups are ignored, and `sleep` would sleep on.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
     assert (done.returncode, done.stderr) == (0, "")
