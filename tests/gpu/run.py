@@ -212,6 +212,7 @@ def main() -> int:
     if options.report:
         records = store.read([*options.known, options.results])
         written = report.build(records.values(), sites.set_digest(options.patches))
+        written["sets"] = sites.family_digests(options.patches)
         options.report.write_text(json.dumps(written, indent=1) + "\n")
         print(report.summary(written))
         return 0 if written["passed"] else 1

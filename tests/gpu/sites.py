@@ -24,10 +24,15 @@ def sets_of(site: str, patches: Path) -> tuple[PatchSet, ...]:
     return with_requirements(SET_OF_SITE[site], load_sets(patches))
 
 
+def family_digests(patches: Path) -> dict[str, str]:
+    """The digests of the families that a patched site has applied, by set, in order."""
+    families = {patch_set.name: patch_set.family_for(ENGINE) for patch_set in sets_of("patched", patches)}
+    return {name: family.digest for name, family in families.items() if family}
+
+
 def set_digest(patches: Path) -> str:
-    """The digest of all that a patched site has applied."""
-    families = [patch_set.family_for(ENGINE) for patch_set in sets_of("patched", patches)]
-    return hashlib.sha256("".join(family.digest for family in families if family).encode()).hexdigest()[:16]
+    """One digest of all that a patched site has applied."""
+    return hashlib.sha256("".join(family_digests(patches).values()).encode()).hexdigest()[:16]
 
 
 def make_site(site: str, kit: Path, patches: Path, into: Path) -> Path:

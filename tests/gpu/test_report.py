@@ -64,8 +64,8 @@ def results():
         ("tree15", "state/draft-weak"): {"states": [STATE]},
         ("tree15", "state/draft-weak/reverse=True"): {"states": [{**STATE, "ssm": 1.3}]},
         ("tree15", "sync"): {"warn": waits, "error": waits},
-        ("timed-chain", "clock/draft-weak/8"): {"batch": 8, "parts": [rounds]},
-        ("timed-tree15", "clock/draft-weak/8"): {"batch": 8, "parts": [rounds]},
+        ("timed-chain", "clock/draft-weak/8"): {"batch": 8, "parts": [rounds], "memory": {}},
+        ("timed-tree15", "clock/draft-weak/8"): {"batch": 8, "parts": [rounds], "memory": {}},
         ("timed-tree15", "oracle/8"): {**outputs(5, 20), "passes": [outputs(5, 60), outputs(5, 20)]},
     }
     return copy.deepcopy(found)
@@ -156,7 +156,7 @@ def test_each_check_can_fail(name, results):
     BREAK[name](results)
     written = build(results)
     assert name in failed(written)
-    assert not written["passed"]
+    assert written["passed"] == name.startswith("step time")  # an aim
 
 
 def test_a_fused_append_that_was_given_up_is_a_wait(results):

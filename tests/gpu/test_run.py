@@ -89,6 +89,7 @@ def test_the_report_says_what_was_not_run_and_fails_with_a_failed_check(place):
     written = json.loads(file.read_text())
     assert written["passed"]
     assert "tree31 sync" in written["not_run"]
+    assert list(written["sets"]) == ["dflash-fixes", "ddtree"]
     records = store.read([place / "results.jsonl"])
     for record in records.values():
         record["result"]["cut"][0] = record["result"]["cut"][0][:-1]
