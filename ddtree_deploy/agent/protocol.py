@@ -29,7 +29,6 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 # The agent's one command-line argument. Free of quotes, '!', '$' and newlines: sh, fish and csh pass it alike.
 LOADER = "import sys,zlib;r=sys.stdin.buffer;exec(zlib.decompress(r.read(int(r.readline()))))"
-VERSION = 1
 MAGIC = b"\x01ddtree-agent-1 "
 MAX_NOISE = 64 * 1024
 MAX_FRAME = 64 * 1024 * 1024
