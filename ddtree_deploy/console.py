@@ -62,9 +62,15 @@ class Console:
         self.stdout = stdout or sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
         self.stderr = stderr or sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
         self.json_mode = json_mode
+        #: Whether every remote step is shown with its time.
+        self.verbose = False
         self._record = record
         self._width = width
         self._rich: dict[bool, rich.console.Console] = {}
+        #: Whether a JSON document takes one line.
+        self.compact = False
+        #: What failed last, for a summary.
+        self.last_error: DeployError | None = None
         #: The exit status that the command has come to, for when its output is cut short.
         self.status = 0
         #: Lines put on stdout so far.
@@ -161,23 +167,21 @@ class Console:
         """Print the command's JSON document; ``kind`` and a version make its ``schema`` field."""
         document = {"schema": f"ddtree-deploy.{kind}/1", **value}
         with _writing():
-            self.stdout.write(json.dumps(document, indent=2, default=str) + "\n")
+            self.stdout.write(json.dumps(document, indent=None if self.compact else 2, default=str) + "\n")
+
+    def outcome(self, kind: str, value: dict[str, Any], error: DeployError | None) -> None:
+        """End a command that reports in full also when it failed: the one JSON document, then raise the error."""
+        if self.json_mode:
+            self.document(kind, value if error is None else {**value, "error": error.fields})
+            self.json_mode = False  # the error's own document is part of it
+        if error is not None:
+            raise error
 
     def error(self, error: DeployError) -> None:
         """One line that says what and where, details, and what to do next."""
+        self.last_error = error
         if self.json_mode:
-            self.document(
-                "error",
-                {
-                    "error": {
-                        "code": error.code,
-                        "message": error.message,
-                        "hint": error.hint,
-                        "details": list(error.details),
-                        "exit_status": int(error.exit_status),
-                    }
-                },
-            )
+            self.document("error", {"error": error.fields})
         self.note(("error", "bold red"), f"[{error.code}]: {error.message}")
         for detail in error.details:
             self.note(f"  {detail}")

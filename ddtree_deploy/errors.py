@@ -37,6 +37,10 @@ CODES: dict[str, tuple[str, ExitStatus]] = {
     "DD006": ("unknown service", ExitStatus.USAGE),
     "DD007": ("a local file or folder could not be used", ExitStatus.USAGE),
     "DD008": ("bad pattern or symbol", ExitStatus.USAGE),
+    "DD009": ("git is missing, too old or failed", ExitStatus.USAGE),
+    "DD010": ("the patch sets' folder is being written, or a write was interrupted", ExitStatus.REFUSED),
+    "DD011": ("this client system is not supported", ExitStatus.USAGE),
+    "DD012": ("more than one sglang on the host", ExitStatus.USAGE),
     # patches and the host's tree
     "DD101": ("the host's file is not what the set expects (drift)", ExitStatus.REFUSED),
     "DD102": ("a hunk does not apply", ExitStatus.REFUSED),
@@ -52,6 +56,10 @@ CODES: dict[str, tuple[str, ExitStatus]] = {
     "DD112": ("the patched file would not compile", ExitStatus.REFUSED),
     "DD113": ("the engine was reinstalled since the set was applied", ExitStatus.REFUSED),
     "DD114": ("another version of the set is applied", ExitStatus.REFUSED),
+    "DD115": ("the set cannot go back to that version", ExitStatus.REFUSED),
+    "DD116": ("an edit belongs to no patch, or to several", ExitStatus.REFUSED),
+    "DD117": ("other patches or sets depend on what is to change", ExitStatus.REFUSED),
+    "DD118": ("the scratch tree cannot be used as it is", ExitStatus.REFUSED),
     # connection and agent
     "DD301": ("could not connect", ExitStatus.CONNECTION),
     "DD302": ("unknown host key", ExitStatus.CONNECTION),
@@ -65,6 +73,7 @@ CODES: dict[str, tuple[str, ExitStatus]] = {
     "DD310": ("sudo was refused", ExitStatus.CONNECTION),
     "DD311": ("sglang was not found on the host", ExitStatus.REFUSED),
     "DD312": ("this python is not the engine's own interpreter", ExitStatus.REFUSED),
+    "DD313": ("the container cannot be entered", ExitStatus.CONNECTION),
     # snapshots and wheels
     "DD401": ("snapshot not found", ExitStatus.USAGE),
     "DD402": ("a stored snapshot is damaged", ExitStatus.REFUSED),
@@ -87,7 +96,16 @@ CODES: dict[str, tuple[str, ExitStatus]] = {
     # launch
     "DD601": ("the service cannot be rendered", ExitStatus.USAGE),
     "DD602": ("not possible on this machine or engine version", ExitStatus.REFUSED),
-    "DD603": ("a file in the output folder differs from what would be written", ExitStatus.REFUSED),
+    "DD603": ("a file where a rendered one goes holds something else", ExitStatus.REFUSED),
+    "DD604": ("the host finds fault with the unit or script", ExitStatus.REFUSED),
+    "DD605": ("the service could not be started, stopped or asked", ExitStatus.REFUSED),
+    "DD606": ("this takes root on the host", ExitStatus.REFUSED),
+    "DD607": ("no such install of the service on the host", ExitStatus.REFUSED),
+    "DD608": ("the service did not become ready", ExitStatus.FINDINGS),
+    "DD609": ("the service answers, but not as it should", ExitStatus.FINDINGS),
+    "DD610": ("the engine's parser cannot be read", ExitStatus.REFUSED),
+    "DD611": ("a model's config.json cannot be used", ExitStatus.USAGE),
+    "DD612": ("something was left unchecked", ExitStatus.REFUSED),
     # internal
     "DD901": ("internal error: what the host did is in its history", ExitStatus.INTERNAL),
     "DD902": ("the output could not be written", ExitStatus.INTERNAL),
@@ -106,6 +124,17 @@ class DeployError(Exception):
         self.message = message
         self.hint = hint
         self.details = tuple(details)
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """The error as it stands in a JSON document."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "details": list(self.details),
+            "exit_status": int(self.exit_status),
+        }
 
     @property
     def exit_status(self) -> ExitStatus:

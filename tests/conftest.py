@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ddtree_deploy.errors import DeployError
-from ddtree_deploy.snapshots import pristine
+from ddtree_deploy.snapshots import pristine, wheels
 
 ENGINE = "0.5.11"
+SOURCES = wheels.Sources(
+    wheels.wheelhouses_by_environment(), download=True, offline=wheels.offline_by_environment(), announce=print
+)
 
 
 @pytest.fixture(scope="session")
@@ -22,11 +26,51 @@ def wheel() -> Path:
     brought = os.environ.get("DDTREE_DEPLOY_WHEEL")
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     try:
-        return pristine.fetch(ENGINE, tag, wheel=Path(brought) if brought else None)
+        if brought:
+            return wheels.brought(Path(brought), ENGINE)
+        return wheels.find_wheel(ENGINE, tag, sources=SOURCES)
     except DeployError as error:
         if error.code == "DD404":
             pytest.skip(f"the sglang {ENGINE} wheel is not to be had: {error.message}")
         raise
+
+
+#: The engines that patch sets are written, checked and ported for: about 100 MB of wheels, downloaded once.
+ENGINES = ("0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.18")
+
+
+@pytest.fixture(scope="session")
+def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a published wheel of each of ``ENGINES``; skipped when one is not to be had."""
+    folder = tmp_path_factory.mktemp("wheelhouse")
+    wheels.wheels_folder().mkdir(parents=True, exist_ok=True)
+    try:
+        with (wheels.wheels_folder() / ".tests").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one worker downloads for all
+            found = wheels.find_wheels(ENGINES, sources=SOURCES)
+        for file in found.values():
+            (folder / file.name).symlink_to(file.absolute())
+    except DeployError as error:
+        if error.code == "DD404":
+            pytest.skip(f"the sglang wheels are not to be had: {error.message}")
+        raise
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engine_tree(wheelhouse: Path) -> Iterator[Callable[[str], pristine.PristineTree]]:
+    """The pristine files of one of ``ENGINES``, by version."""
+    opened: dict[str, pristine.PristineTree] = {}
+
+    def tree(version: str) -> pristine.PristineTree:
+        if version not in opened:
+            (file,) = wheelhouse.glob(f"sglang-{version}-*.whl")
+            opened[version] = pristine.PristineTree(file)
+        return opened[version]
+
+    yield tree
+    for item in opened.values():
+        item.__exit__()
 
 
 @pytest.fixture(scope="session")

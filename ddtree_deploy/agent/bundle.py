@@ -6,19 +6,38 @@ import functools
 import zlib
 from importlib import resources
 
-_TRANSACT = ("root", "tree", "records", "state", "processes", "commit", "transact")
+_SITE = ("records", "state", "processes", "layers", "site")
+_STANDING = ("tree", "root", *_SITE, "standing")
+_TRANSACT = ("tree", "root", *_SITE, "commit", "transact")
+_UNITS = ("tree", "root", *_SITE, "commit", "managers", "supervised", "supervisor", "unitfiles", "install")
+_SERVE = (*_UNITS, "endpoint", "serving")
+_DOCTOR = tuple(
+    "doctor_" + name
+    for name in ("probe", "elf", "gpu", "python", "cuda", "host", "models", "units", "rank", "deep", "facts")
+)
 _MODULES = {
-    "facts": ("root",),
-    "snapshot": ("root", "tree", "walk", "manifest"),
-    "grep": ("root", "tree", "walk", "selection", "literals", "grep", "search"),
-    "find_def": ("root", "tree", "walk", "selection", "definitions", "search"),
-    "plan": _TRANSACT,
-    "status": ("root", "tree", "walk", "manifest", *_TRANSACT[2:]),
+    "facts": ("tree", "root"),
+    "snapshot": ("tree", "root", "walk", "manifest"),
+    "grep": ("tree", "root", "walk", "selection", "literals", "grep", "search"),
+    "find_def": ("tree", "root", "walk", "selection", "definitions", "search"),
+    "plan": _STANDING,
+    "status": ("tree", "root", "walk", "manifest", "baseline", *_SITE, "standing"),
+    "stored": _STANDING,
     "apply": _TRANSACT,
-    "rollback": _TRANSACT,
+    "rollback": (*_TRANSACT, "rollback"),
     "recover": _TRANSACT,
-    "outcome": _TRANSACT,
-    "history": _TRANSACT,
+    "outcome": _STANDING,
+    "history": _STANDING,
+    "units": _UNITS,
+    "units_recover": _UNITS,
+    "unit_look": _UNITS,
+    "unit_install": _UNITS,
+    "unit_restore": _UNITS,
+    "unit_outcome": _UNITS,
+    "unit_serve": _SERVE,
+    "unit_log": _SERVE,
+    "models": ("doctor_probe", "doctor_models", "models"),
+    "doctor": ("tree", "root", "walk", "manifest", "baseline", *_SITE, "standing", *_DOCTOR),
 }
 
 _BOOT = """
@@ -51,12 +70,14 @@ def _source(name: str) -> str:
     return resources.files("ddtree_deploy.agent").joinpath(name + ".py").read_text("utf-8")
 
 
-def payload(operation: str, nonce: str) -> bytes:
+def payload(operation: str, nonce: str, *, search: bool = False) -> bytes:
     """The bytes to write first: a decimal length line, then that many bytes of zlib-packed source.
 
-    Only the modules that ``operation`` needs travel: compiling them is most of the agent's start-up.
+    Only the modules that ``operation`` needs travel (with ``search`` what looks for the host's installs, too):
+    compiling them is most of the agent's start-up.
     """
-    names = ("protocol", "call", *_MODULES[operation], "main")
+    modules = _MODULES[operation]
+    names = ("protocol", "call", *modules, *(("discovery",) if search and "root" in modules else ()), "main")
     sources = [(name, _source(name)) for name in names]
     packed = zlib.compress(f"NONCE = {nonce!r}\nSOURCES = {sources!r}\n{_BOOT}".encode(), 6)
     return b"%d\n" % len(packed) + packed

@@ -17,20 +17,28 @@ import errno
 import importlib.util
 import os
 import py_compile
+import signal
 import stat
 import subprocess
 import sys
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from .protocol import AgentError
-from .root import Root
+from .root import Place
 from .state import State
 from .tree import TEMP_PREFIX, Entry, Tree, local_name, same, split_path, write_new
 
 SMOKE_TIMEOUT_S = 600.0
+# A child of an agent that is killed must not go on: the kernel kills it too, where it can be asked to.
 _SMOKE = """
-import importlib, sys
+import contextlib, importlib, os, signal, sys
+with contextlib.suppress(ImportError, AttributeError, OSError):
+    import ctypes
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit("the agent is gone")
 sys.path.insert(0, sys.argv[1])
 for name in sys.argv[2:]:
     print(name, flush=True)
@@ -39,10 +47,22 @@ for name in sys.argv[2:]:
 _STAT_KEYS = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let no hang-up or Ctrl-C stop a commit half-way: it takes milliseconds, and undoing it takes more."""
+    kinds = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    old = [signal.signal(kind, signal.SIG_IGN) for kind in kinds]
+    try:
+        yield
+    finally:
+        for kind, handler in zip(kinds, old):
+            signal.signal(kind, handler)
+
+
 class Transaction:
     """The operations of one journal on one tree: ``{"path", "before", "after"}`` each, all or none."""
 
-    def __init__(self, root: Root, tree: Tree, state: State, journal: Dict[str, Any]) -> None:
+    def __init__(self, root: Place, tree: Tree, state: State, journal: Dict[str, Any]) -> None:
         self._root = root
         self._tree = tree
         self._state = state
@@ -50,6 +70,42 @@ class Transaction:
         self.operations: List[Dict[str, Any]] = journal["operations"]
         self.notes: List[str] = []
         self._stats: Dict[str, os.stat_result] = {}
+
+    def carry_out(self, contents: Dict[str, bytes], say_checking: Callable[[], None]) -> Dict[str, Any]:
+        """Drive the transaction to its end; returns what was read back. Raises AgentError after undoing.
+
+        ``say_checking`` is called before the check that the journal's ``smoke`` asks for, which may take long.
+        """
+        with uninterrupted():
+            self.prepare(contents)
+            try:
+                self.stage()
+            except BaseException:
+                self.abort()
+                raise
+            try:
+                self.replace()
+                self.verify()
+                self.refresh_bytecode()
+                if self.journal["smoke"]:
+                    say_checking()
+                    self.smoke()
+                self.commit()
+            except Exception as error:  # noqa: BLE001 - whatever went wrong, the tree goes back
+                self.undo("undone: %s" % error)
+                raise AgentError(
+                    "DD505",
+                    "the transaction was undone: %s" % error,
+                    "every file was read back and is as before",
+                    getattr(error, "details", []),
+                ) from None
+            self.close()
+        return {
+            "transaction": self.journal["id"],
+            "files": {item["path"]: self._tree.entry(item["path"])[0] for item in self.operations},
+            "notes": self.notes,
+            "state_dir": self._state.folder,
+        }
 
     # --- forward
 
@@ -93,7 +149,7 @@ class Transaction:
             for item in layer["files"]:
                 if item["after"] is None and owners.get(item["path"]):
                     item["owner"] = owners[item["path"]]
-            layer["folders"] = [
+            layer["folders"] = layer.get("folders", []) + [
                 folder
                 for folder in self.journal["folders"]
                 if any(item["path"].startswith(folder + "/") for item in layer["files"])
@@ -318,7 +374,7 @@ class Transaction:
                 modules.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
         try:
             result = subprocess.run(
-                [sys.executable, "-c", _SMOKE, self._root.site, *modules],
+                [sys.executable, "-c", _SMOKE, str(os.getpid()), self._root.site, *modules],
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

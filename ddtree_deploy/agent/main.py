@@ -18,13 +18,24 @@ OPERATIONS = {
     "snapshot": ("manifest", "run_snapshot"),
     "grep": ("search", "run_grep"),
     "find_def": ("search", "run_find_def"),
-    "plan": ("transact", "run_status"),
-    "status": ("transact", "run_status"),
+    "plan": ("standing", "run_status"),
+    "status": ("standing", "run_status"),
+    "stored": ("standing", "run_stored"),
     "apply": ("transact", "run_apply"),
-    "rollback": ("transact", "run_rollback"),
+    "rollback": ("rollback", "run_rollback"),
     "recover": ("transact", "run_recover"),
-    "outcome": ("transact", "run_outcome"),
-    "history": ("transact", "run_history"),
+    "outcome": ("standing", "run_outcome"),
+    "history": ("standing", "run_history"),
+    "units": ("install", "run_units"),
+    "units_recover": ("install", "run_units_recover"),
+    "unit_look": ("install", "run_unit_look"),
+    "unit_install": ("install", "run_unit_install"),
+    "unit_restore": ("install", "run_unit_restore"),
+    "unit_outcome": ("install", "run_unit_outcome"),
+    "unit_serve": ("serving", "run_unit_serve"),
+    "unit_log": ("serving", "run_unit_log"),
+    "doctor": ("doctor_facts", "run_doctor"),
+    "models": ("models", "run_models"),
 }
 
 
@@ -54,7 +65,7 @@ def main(nonce: str) -> int:
     except AgentError as error:
         call.finish(
             protocol.ERROR,
-            {"code": error.code, "message": error.message, "hint": error.hint, "details": error.details},
+            dict(error.more, code=error.code, message=error.message, hint=error.hint, details=error.details),
         )
     except Exception as error:  # noqa: BLE001 - the client turns it into one line; the trace goes to stderr
         import traceback

@@ -80,7 +80,8 @@ class Record:
             if len(data) > MAX_RECORD:
                 raise ValueError("larger than %d bytes" % MAX_RECORD)
             self._parse(data, tuple(part + "/" for part in parts))
-            self.state = "present"
+            # An editable install's lists nothing of the engine: it is no record of the tree.
+            self.state = "present" if self._rows else "absent"
         except FileNotFoundError:
             pass
         except (OSError, ValueError, csv.Error) as error:

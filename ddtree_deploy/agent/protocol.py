@@ -44,14 +44,25 @@ class ProtocolError(Exception):
 
 
 class AgentError(Exception):
-    """A failure that the agent reports to the client: a stable code, a message, a hint, details."""
+    """A failure that the agent reports to the client: a stable code, a message, a hint, details.
 
-    def __init__(self, code: str, message: str, hint: Optional[str] = None, details: Sequence[str] = ()) -> None:
+    ``more``: further members of the error's frame.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        hint: Optional[str] = None,
+        details: Sequence[str] = (),
+        more: Optional[Dict[str, Any]] = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.hint = hint
         self.details = list(details)
+        self.more = more or {}
 
 
 class MessageWriter:

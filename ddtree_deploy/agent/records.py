@@ -6,12 +6,14 @@ Everything here raises AgentError, ValueError, KeyError or TypeError for what is
 from __future__ import annotations
 
 import re
-from typing import Any, Dict
+from typing import Any, Callable, Dict
 
 from .root import PACKAGE
 from .tree import TEMP_PREFIX, check_path
 
 STATES = ("prepared", "staged", "committed", "undone")
+#: Checks a path of the state's own tree: returns it, or raises AgentError DD105.
+PathCheck = Callable[[Any], str]
 _SHA256 = re.compile(r"^[0-9a-f]{64}$")
 
 
@@ -45,7 +47,12 @@ def _check_owner(value: Any) -> None:
         _is(gid, int, "gid")
 
 
-def check_layer(layer: Any) -> None:
+def package_path(path: Any) -> str:
+    """``path`` if it is a clean one below the package folder; raises AgentError DD105."""
+    return check_path(path, PACKAGE)
+
+
+def check_layer(layer: Any, check: PathCheck = package_path) -> None:
     """One applied set of a record."""
     _is(layer, dict, "a layer")
     for name in ("set", "version", "digest"):
@@ -53,18 +60,30 @@ def check_layer(layer: Any) -> None:
     for name in _is(layer["requires"], list, "requires"):
         _is(name, str, "a required set")
     for item in _is(layer["files"], list, "files"):
-        check_path(_is(item, dict, "a file")["path"], PACKAGE)
+        check(_is(item, dict, "a file")["path"])
         check_entry(item["before"])
         check_entry(item["after"])
         _check_owner(item.get("owner"))
     for folder in _is(layer.get("folders", []), list, "folders"):
-        check_path(folder, PACKAGE)
+        check(folder)
+    if not isinstance(layer.get("install"), (dict, type(None))):
+        raise ValueError("install is not dict")
+    for past in _is(layer.get("replaced", []), list, "replaced"):
+        _check_past(past, check)
 
 
-def check_record(value: Any) -> None:
+def _check_past(past: Any, check: PathCheck) -> None:
+    """A layer that another version of its set replaced; it holds no such layers itself."""
+    if "replaced" in _is(past, dict, "a replaced layer"):
+        raise ValueError("a replaced layer in a replaced one")
+    check_layer(past, check)
+    _is(_is(past["replaced_by"], dict, "replaced_by")["transaction"], str, "a transaction")
+
+
+def check_record(value: Any, check: PathCheck = package_path) -> None:
     """The whole record."""
     for layer in _is(_is(value, dict, "the record")["layers"], list, "layers"):
-        check_layer(layer)
+        check_layer(layer, check)
 
 
 def is_history(value: Any) -> bool:
@@ -74,7 +93,7 @@ def is_history(value: Any) -> bool:
     return all(isinstance(item, dict) and "name" in item and "version" in item for item in value.get("sets", []))
 
 
-def check_journal(value: Any, transaction: str) -> None:
+def check_journal(value: Any, transaction: str, check: PathCheck = package_path) -> None:
     """The journal of ``transaction``: every path that a recovery would touch is a clean one."""
     _is(value, dict, "the journal")
     if value["id"] != transaction or value["state"] not in STATES:
@@ -82,16 +101,16 @@ def check_journal(value: Any, transaction: str) -> None:
     _is(value["smoke"], bool, "smoke")
     if not is_history(value["history"]):
         raise ValueError("its history line is not one")
-    check_record(value["record"])
+    check_record(value["record"], check)
     for index, operation in enumerate(_is(value["operations"], list, "operations")):
-        _check_operation(operation, "%s%s-%d.tmp" % (TEMP_PREFIX, transaction, index))
+        _check_operation(operation, "%s%s-%d.tmp" % (TEMP_PREFIX, transaction, index), check)
     for name in ("folders", "emptied"):
         for folder in _is(value[name], list, name):
-            check_path(folder, PACKAGE)
+            check(folder)
 
 
-def _check_operation(operation: Dict[str, Any], temporary: str) -> None:
-    check_path(_is(operation, dict, "an operation")["path"], PACKAGE)
+def _check_operation(operation: Dict[str, Any], temporary: str, check: PathCheck) -> None:
+    check(_is(operation, dict, "an operation")["path"])
     check_entry(operation["before"])
     check_entry(operation["after"])
     _check_owner(operation.get("owner"))

@@ -3,7 +3,7 @@
 ::
 
     <base>/<key>/schema                     "1"
-                 root                       the root's real path
+                 root                       whose state it is: a root's real path, or unit:NAME
                  lock                       held with flock by the one deployer at work; says who
                  record.json                the applied sets, oldest first, with the entries before and after
                  objects/<sha256>           file contents: pre-images, post-images of lower sets
@@ -31,7 +31,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
 from . import records
 from .protocol import AgentError
-from .root import Root
+from .root import Place
 from .tree import read_all
 
 SCHEMA = 1
@@ -48,32 +48,23 @@ def check_id(value: Any) -> str:
     return value
 
 
-def _key(site: str) -> str:
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", site)[-60:].strip("-.")
-    return "%s-%s" % (readable, hashlib.sha256(os.fsencode(site)).hexdigest()[:12])
-
-
-def _bases(root: Root, chosen: Optional[str]) -> List[str]:
-    if chosen:
-        return [chosen]
-    site = root.site
-    beside = os.path.dirname(site)
-    if os.path.basename(site) in ("site-packages", "dist-packages"):
-        beside = os.path.dirname(os.path.dirname(beside))
-    return [DEFAULT_BASE, os.path.join(beside, ".ddtree-deploy")]
+def _key(identity: str) -> str:
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", identity)[-60:].strip("-.")
+    return "%s-%s" % (readable, hashlib.sha256(os.fsencode(identity)).hexdigest()[:12])
 
 
 class State:
     """The state folder of one root. ``exists`` is False until something was recorded there."""
 
-    def __init__(self, root: Root, chosen: Optional[str]) -> None:
-        key = _key(root.site)
-        self._site = root.site
-        self._folders = [os.path.join(base, key) for base in _bases(root, chosen)]
+    def __init__(self, root: Place, chosen: Optional[str]) -> None:
+        key = _key(root.identity)
+        self._identity = root.identity
+        self._check_path = root.check_path
+        self._folders = [os.path.join(base, key) for base in ([chosen] if chosen else [DEFAULT_BASE, root.beside])]
         known = [folder for folder in self._folders if _is_state(folder)]
         self.folder = known[0] if known else self._folders[0]
         self.exists = bool(known)
-        self._gid = os.stat(os.path.join(root.site, root.package)).st_gid
+        self._gid = root.gid
         if self.exists:
             self._check_owner()
             self._check_schema()
@@ -101,7 +92,7 @@ class State:
                 "%s was written by a newer ddtree-deploy (schema %s)" % (self.folder, text.strip()),
                 "use that version or a later one",
             )
-        if (self._read_text("root") or "").rstrip("\n") != self._site:
+        if (self._read_text("root") or "").rstrip("\n") != self._identity:
             raise AgentError("DD508", "%s belongs to another root" % self.folder)
 
     # --- reading
@@ -133,7 +124,7 @@ class State:
         if value is None:
             return {"layers": [], "transaction": None}
         with self._sound("record.json"):
-            records.check_record(value)
+            records.check_record(value, self._check_path)
         result: Dict[str, Any] = value
         return result
 
@@ -155,7 +146,7 @@ class State:
         if value is None:
             return None
         with self._sound(name):
-            records.check_journal(value, transaction)
+            records.check_journal(value, transaction, self._check_path)
         result: Dict[str, Any] = value
         return result
 
@@ -248,7 +239,7 @@ class State:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.join(folder, name))
             self._own(os.path.join(folder, name), _FOLDER_MODE)
-        self._write(folder, "root", (self._site + "\n").encode("utf-8", "surrogateescape"))
+        self._write(folder, "root", (self._identity + "\n").encode("utf-8", "surrogateescape"))
         self._write(folder, "schema", b"%d\n" % SCHEMA)
         sync_folder(os.path.dirname(folder))
 

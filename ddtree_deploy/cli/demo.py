@@ -106,14 +106,17 @@ class _Demo:
         """Unpack the wheel that the host's python and machine call for; True if none is published for that python."""
         from ddtree_deploy.hosts.connect import connect
         from ddtree_deploy.hosts.session import HostSession
-        from ddtree_deploy.snapshots.pristine import fetch, pins, tags_of, unpack
+        from ddtree_deploy.snapshots.pins import pins
+        from ddtree_deploy.snapshots.pristine import unpack
+        from ddtree_deploy.snapshots.wheels import brought, find_wheel, tags_of
 
         with HostSession(target, lambda: connect(target)) as session:
             facts = session.call("facts", {})
         python_tag, platform = tags_of({"python": facts})
         published = any((pin.version, pin.python) == (ENGINE, python_tag) for pin in pins())
         with self.console.progress(f"fetching the sglang {ENGINE} wheel"):
-            file = fetch(ENGINE, python_tag, platform, wheel=wheel)
+            sources = opt.wheel_sources(self.console, download=True)
+            file = brought(wheel, ENGINE) if wheel else find_wheel(ENGINE, python_tag, platform, sources=sources)
         self.downloaded = time.monotonic()
         if not published:
             self._say(f"no sglang {ENGINE} wheel is published for {python_tag}: the sources of {file.name} will do")

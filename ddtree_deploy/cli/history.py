@@ -20,6 +20,8 @@ def history(
     json_mode: opt.JsonOption = False,
 ) -> None:
     """Who changed the tree: when, which set and version, the reason, the outcome. Oldest first."""
+    from ddtree_deploy.deploy.recover import say_sets
+
     console = opt.console_of(ctx, json_mode)
     choice = opt.HostChoice(host, host_option, inventory, python, root, state_dir, accept_new, sudo)
     with opt.open_session(choice, console) as session:
@@ -32,12 +34,11 @@ def history(
         return
     rows = [("TIME", "WHAT", "SETS", "ENGINE", "WHO", "OUTCOME", "REASON")]
     for item in result["history"]:
-        sets = ", ".join(f"{one['name']} {one['version']}" for one in item.get("sets", []))
         rows.append(
             (
                 str(item.get("time")),
                 str(item.get("kind")),
-                sets,
+                say_sets(item),
                 str(item.get("engine")),
                 str(item.get("who")),
                 str(item.get("outcome")),

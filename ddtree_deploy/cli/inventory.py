@@ -31,7 +31,7 @@ def list_entries(ctx: typer.Context, inventory: opt.InventoryOption = None, json
     console.note(f"inventory: {loaded.path}{' (the shipped example)' if loaded.shipped else ''}")
     rows = [("KIND", "NAME", "WHERE / WHAT")]
     for host in loaded.hosts.values():
-        where = host.ssh or f"local:{host.root}"
+        where = host.place
         default = "  (default)" if host.name == loaded.default_host else ""
         labels = " ".join(f"{key}={value}" for key, value in host.labels.items())
         rows.append(("host", host.name, f"{where}{default}  {labels}".rstrip()))

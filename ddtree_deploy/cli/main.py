@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,22 +13,25 @@ from ddtree_deploy import __version__
 from ddtree_deploy.cli import (
     apply,
     demo,
+    doctor,
     find_def,
     grep,
     history,
+    impact,
     inventory,
     launch,
     patchset,
     recover,
     rollback,
+    serving,
     snapshot,
     status,
+    wheel,
 )
-from ddtree_deploy.console import Console, OutputClosed
-from ddtree_deploy.errors import DeployError, ExitStatus
-
-# The base of everything that the argument parser raises for a user's mistake.
-_ParserError: type[Exception] = typer.BadParameter.__mro__[2]
+from ddtree_deploy.cli.fleet import over_hosts
+from ddtree_deploy.cli.guard import guarded
+from ddtree_deploy.console import Console
+from ddtree_deploy.errors import DeployError
 
 app = typer.Typer(
     name="ddtree-deploy",
@@ -47,67 +49,76 @@ def _print_version(ctx: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
+def _be_verbose(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        ctx.obj.verbose = True
+
+
 @app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "-v",
+            "--verbose",
+            callback=_be_verbose,
+            expose_value=False,
+            help="Show each remote step with its time, on stderr.",
+        ),
+    ] = False,
 ) -> None:
     pass
 
 
-app.command("snapshot")(snapshot.snapshot)
+app.command("snapshot")(over_hosts(snapshot.snapshot, changes=False))
 app.command("snapshots")(snapshot.snapshots)
 app.command("diff")(snapshot.diff)
 app.command("grep")(grep.grep)
 app.command("find-def")(find_def.find_def)
-app.command("apply")(apply.apply)
-app.command("status")(status.status)
-app.command("rollback")(rollback.rollback)
-app.command("recover")(recover.recover)
-app.command("history")(history.history)
+app.command("apply")(over_hosts(apply.apply, changes=True))
+app.command("status")(over_hosts(status.status, changes=False))
+app.command("rollback")(over_hosts(rollback.rollback, changes=True))
+app.command("recover")(over_hosts(recover.recover, changes=True))
+app.command("history")(over_hosts(history.history, changes=False))
 app.command("launch")(launch.launch)
+app.command("doctor")(over_hosts(doctor.doctor, changes=False))
+app.command("logs")(serving.logs)
 app.add_typer(patchset.app, name="patchset")
+app.command("impact")(impact.impact)
+app.add_typer(wheel.app, name="wheel")
 app.add_typer(inventory.app, name="inventory")
 app.command("demo")(demo.demo)
 
 
+@functools.cache
+def _command() -> Any:
+    """The whole command line; every command that contacts a host takes ``-v`` as the program itself does."""
+    command: Any = typer.main.get_command(app)
+    verbose = next(item for item in command.params if item.name == "verbose")
+    groups = [command]
+    while groups:
+        for item in groups.pop().commands.values():
+            if hasattr(item, "commands"):
+                groups.append(item)
+            elif any(param.name == "accept_new" for param in item.params):
+                item.params.append(verbose)
+    return command
+
+
 def run(arguments: Sequence[str], console: Console) -> int:
     """Run one command line on ``console``; returns the exit status. Never raises for a user's mistake."""
-    command = typer.main.get_command(app)
-    try:
-        console.status = int(ExitStatus.OK)
-        result = command.main(list(arguments), prog_name="ddtree-deploy", standalone_mode=False, obj=console)
+
+    def command_line() -> Any:
+        if sys.platform == "win32":
+            raise DeployError("DD011", "Windows itself is not supported: run this inside WSL, where it is at home")
+        result = _command().main(list(arguments), prog_name="ddtree-deploy", standalone_mode=False, obj=console)
         console.flush()
-    except DeployError as error:
-        console.error(error)
-        return int(error.exit_status)
-    except _ParserError as error:
-        context = getattr(error, "ctx", None)
-        where = context.command_path if context else "ddtree-deploy"
-        message = error.format_message() if hasattr(error, "format_message") else str(error)
-        console.error(DeployError("DD001", message.strip() or "no command given", f"see `{where} --help`"))
-        return int(ExitStatus.USAGE)
-    except (KeyboardInterrupt, typer.Abort):
-        console.note("interrupted")
-        return int(ExitStatus.INTERRUPTED)
-    except (OutputClosed, BrokenPipeError):
-        # The reader has seen enough (`| head`); what is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return console.status
-    except Exception as error:  # noqa: BLE001 - the last resort: one line, the trace only on request
-        if os.environ.get("DDTREE_DEPLOY_DEBUG"):
-            traceback.print_exc(file=console.stderr)
-        text = str(error).splitlines()[0] if str(error) else ""
-        console.error(
-            DeployError(
-                "DD901",
-                f"{type(error).__name__}: {text}",
-                "this is a bug: set DDTREE_DEPLOY_DEBUG=1 for its trace, and report it",
-            )
-        )
-        return int(ExitStatus.INTERNAL)
-    return result if isinstance(result, int) else int(ExitStatus.OK)
+        return result
+
+    return guarded(console, command_line)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``rollback``: undo a patch set, from the host's own memory of it."""
+"""``rollback``: undo a patch set, or go back to its version before, from the host's own memory of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ def rollback(
     ctx: typer.Context,
     patchset: Annotated[str, typer.Argument(metavar="PATCHSET", help="Name of an applied set.")],
     host: opt.HostOption = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="VERSION", help="Go back to this version, which the present one replaced."),
+    ] = None,
     with_dependents: Annotated[
-        bool, typer.Option("--with-dependents", help="Also undo, in order, the sets that build on it.")
+        bool,
+        typer.Option(
+            "--with-dependents",
+            help="Also undo the sets that build on it; with --to, take them back to how they were on that version.",
+        ),
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Discard later edits of its files; their bytes are saved on the host first.")
@@ -31,7 +39,10 @@ def rollback(
     accept_new: opt.AcceptNewOption = False,
     json_mode: opt.JsonOption = False,
 ) -> None:
-    """Restore the files of a set to what they were before it. All or nothing; what the set requires stays."""
+    """Restore the files of a set to what they were before it, or in its version before. All or nothing.
+
+    What the set requires stays.
+    """
     from ddtree_deploy.deploy.rollback import roll_back
 
     console = opt.console_of(ctx, json_mode)
@@ -43,6 +54,7 @@ def rollback(
             session,
             patchset,
             console,
+            to=to,
             with_dependents=with_dependents,
             force=force,
             live=live,
@@ -52,6 +64,9 @@ def rollback(
     if json_mode:
         console.document("rollback", {"host": session.target.name, **result})
         return
+    for item in result.get("back", []):
+        change = f"back from {item['from']} to" if item["from"] != item["version"] else "stays at"
+        console.line(f"{item['name']} {change} {item['version']}")
     for item in result.get("removed", []):
         console.line(f"rolled back {item['name']} {item['version']}")
     for path in sorted(result["files"]):

@@ -143,6 +143,8 @@ def diff(
     ] = "pristine",
     stat: Annotated[bool, typer.Option("--stat", help="Only which files differ, and how.")] = False,
     wheel: Annotated[Path | None, typer.Option("--wheel", metavar="FILE", help="The pristine wheel to use.")] = None,
+    wheelhouse: opt.WheelhouseOption = None,
+    fetch: opt.FetchOption = False,
     json_mode: opt.JsonOption = False,
 ) -> int:
     """What differs between two snapshots, or between a snapshot and the pristine wheel (which comes first then).
@@ -150,8 +152,9 @@ def diff(
     Exit status 0 when nothing differs, 1 when something does.
     """
     from ddtree_deploy.snapshots.compare import compare, unified
-    from ddtree_deploy.snapshots.pristine import PristineTree, fetch, tags_of
+    from ddtree_deploy.snapshots.pristine import PristineTree
     from ddtree_deploy.snapshots.store import Store
+    from ddtree_deploy.snapshots.wheels import brought, find_wheel, tags_of
 
     console = opt.console_of(ctx, json_mode)
     store = Store.default()
@@ -162,8 +165,9 @@ def diff(
             facts = new.header.facts["root"]
             if new.header.version is None:
                 raise DeployError("DD404", f"{new.id} does not say which sglang version it is", "name two snapshots")
-            with console.progress("fetching the pristine wheel"):
-                file = fetch(new.header.version, *tags_of(facts), wheel=wheel)
+            version, sources = new.header.version, opt.wheel_sources(console, wheelhouse, download=fetch)
+            with console.progress("finding the pristine wheel"):
+                file = brought(wheel, version) if wheel else find_wheel(version, *tags_of(facts), sources=sources)
             old = stack.enter_context(PristineTree(file))
         else:
             old, new = new, store.find(other)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddtree_deploy.cli import options as opt
+from ddtree_deploy.cli import serving
 
 if TYPE_CHECKING:
     from ddtree_deploy.console import Console
@@ -25,6 +26,7 @@ def status(
     files: Annotated[
         bool, typer.Option("--files", help="Show the files of sets that are as they should be, too.")
     ] = False,
+    patches: opt.PatchesOption = None,
     inventory: opt.InventoryOption = None,
     python: opt.PythonOption = None,
     root: opt.RootOption = None,
@@ -38,18 +40,24 @@ def status(
     Exit status 0 while everything is pristine, applied or pending, else 1.
     """
     from ddtree_deploy.deploy.status import read_status
-    from ddtree_deploy.patching.patchset import load_sets
+    from ddtree_deploy.patching.patchset import survey_sets
     from ddtree_deploy.resources import patches_dir
+    from ddtree_deploy.serve.standing import services
 
     console = opt.console_of(ctx, json_mode)
+    sets, broken = survey_sets(patches_dir(patches))
     choice = opt.HostChoice(host, host_option, inventory, python, root, state_dir, accept_new, sudo)
     with opt.open_session(choice, console) as session, console.progress(f"reading {session.target.name}"):
-        report = read_status(session, load_sets(patches_dir()))
+        report = read_status(session, sets)
+        installed, unread = services(session)
+    opt.say_broken(console, broken)
     console.status = int(report.exit_status)
     if json_mode:
-        console.document("status", {**dataclasses.asdict(report), "exit_status": int(report.exit_status)})
+        answer = {**dataclasses.asdict(report), "services": installed, "exit_status": int(report.exit_status)}
+        console.document("status", answer)
     else:
         _print(console, report, files)
+        serving.print_services(console, installed, unread, report.last)
     return int(report.exit_status)
 
 
@@ -58,14 +66,16 @@ def _print(console: Console, report: StatusReport, all_files: bool) -> None:
     console.line(
         f"{report.host}: sglang {root['version'] or '(unknown version)'} at {root['site']}: ", _styled(report.state)
     )
-    if report.record.get("state") == "present":
-        files = report.record["files"]
+    if report.record.get("baseline"):
+        files, baseline = report.record["files"], report.record["baseline"]
         off = len(report.foreign)
-        console.line(f"  {files} files held against RECORD: {off or 'none'} changed by anyone else")
+        console.line(f"  {files} files held against {baseline}: {off or 'none'} changed by anyone else")
     elif report.record:
-        console.line(f"  RECORD is {report.record['state']}: foreign edits cannot be told from it")
+        console.line(f"  RECORD is {report.record['state']}: foreign edits cannot be told")
     for line in report.sets:
-        console.line(f"  {line.name} {line.version}  ", _styled(line.state), f"  {line.detail}".rstrip())
+        back = f"; can go back to {', '.join(line.back)}" if line.back else ""
+        said = (line.detail + back).removeprefix("; ")
+        console.line(f"  {line.name} {line.version}  ", _styled(line.state), f"  {said}".rstrip())
         for file in line.files:
             if all_files or file.state not in ("applied", "pending") or line.state in ("partly", "drift"):
                 console.line(f"    {file.path}  ", _styled(file.state), f"  {file.detail}".rstrip())
@@ -75,7 +85,10 @@ def _print(console: Console, report: StatusReport, all_files: bool) -> None:
     if len(shown) < len(report.foreign):
         console.line(f"  ... and {len(report.foreign) - len(shown)} more such files; --files shows all")
     if report.unlisted:
-        console.note(f"note: {report.unlisted} file(s) that neither RECORD nor a set knows")
+        baseline = report.record.get("baseline") or "RECORD"
+        console.note(f"note: {report.unlisted} file(s) that neither {baseline} nor a set knows")
+    for note in report.notes:
+        console.note(f"note: {note}")
     if report.interrupted:
         console.note(
             f"a transaction ({report.interrupted.get('kind')} of {report.interrupted.get('time')}) was interrupted: "

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddtree_deploy.agent.layers import identity
 from ddtree_deploy.console import Console
-from ddtree_deploy.deploy.facts import HostFacts, entry_of, look
+from ddtree_deploy.deploy.facts import Entry, HostFacts, entry_of, look
+from ddtree_deploy.deploy.ground import Ground, Known, prepare
+from ddtree_deploy.deploy.lost import with_impact
 from ddtree_deploy.deploy.recover import describe, recover
 from ddtree_deploy.deploy.transaction import transact
 from ddtree_deploy.errors import DeployError
@@ -21,11 +24,26 @@ from ddtree_deploy.patching.plan import Layer, Plan, plan
 class Applied:
     """The outcome. ``result`` is what the host read back; None when nothing was to do or only checked."""
 
-    facts: HostFacts
+    ground: Ground
     plan: Plan
     result: Mapping[str, Any] | None
-    #: Recorded sets that a reinstall had taken away and that this transaction put back or replaced.
-    forgotten: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> HostFacts:
+        """The look at the host that it was planned on."""
+        return self.ground.facts
+
+    @property
+    def to_do(self) -> bool:
+        """Whether there was anything to change, be it in the host's record alone."""
+        return bool(self.plan.to_apply or self.ground.replaced)
+
+    @property
+    def changes(self) -> dict[str, tuple[Entry, Entry]]:
+        """What stands on disk and what shall, for every path where these differ."""
+        wanted = {**self.ground.entries, **{path: entry_of(item.after) for path, item in self.plan.changes.items()}}
+        now = self.facts.status["entries"]
+        return {path: (now[path], entry) for path, entry in sorted(wanted.items()) if now[path] != entry}
 
 
 def apply_sets(
@@ -33,6 +51,8 @@ def apply_sets(
     sets: Sequence[PatchSet],
     console: Console,
     *,
+    known: Known = dict,
+    downgrade: bool = False,
     check: bool = False,
     live: bool = False,
     smoke: bool = False,
@@ -42,8 +62,10 @@ def apply_sets(
 ) -> Applied:
     """Apply ``sets`` (requirements first) in one transaction; with ``check`` only plan.
 
-    An interrupted transaction is recovered first (with ``check`` it is refused). Raises DeployError: everything
-    of :func:`ddtree_deploy.patching.plan.plan`, DD312 a foreign interpreter, DD5xx.
+    Other versions of them that are applied are replaced in the same transaction, and sets that build on these
+    come along: those of ``sets``, else of ``known``. An interrupted transaction is recovered first (with
+    ``check`` it is refused). Raises DeployError: everything of :func:`ddtree_deploy.patching.plan.plan` and
+    :func:`ddtree_deploy.deploy.ground.prepare`, DD312 a foreign interpreter, DD5xx.
     """
     with console.progress(f"reading {session.target.name}") as progress:
         facts = look(session, sets, break_links=break_links)
@@ -56,22 +78,23 @@ def apply_sets(
                 )
             console.note(f"{facts.host}: {describe(recover(session, wait=wait))}")
             facts = look(session, sets, break_links=break_links)
-        planned = plan(sets, facts.engine, facts.images, facts.recorded())
+        ground = prepare(session, facts, sets, known, downgrade=downgrade, break_links=break_links)
+        planned = _plan(session, ground)
+        applied = Applied(ground, planned, None)
         foreign = facts.status["root"]["foreign_python"]
-        if foreign and planned.to_apply:
+        if foreign and applied.to_do:
             raise DeployError(
                 "DD312",
                 f"{facts.host}: {foreign}",
                 "name the engine's own interpreter: --python, or python in the inventory",
             )
-        if check or not planned.to_apply:
-            return Applied(facts, planned, None)
+        if check or not applied.to_do:
+            return applied
         progress(0, 0, f"applying to {facts.host}")
-        forgotten = _forgotten(facts, planned)
         args = {
-            "layers": [_wire_layer(layer, facts) for layer in planned.to_apply],
-            "drop": list(forgotten),
-            "expect": [[layer["set"], layer["version"]] for layer in facts.layers],
+            "layers": _wire_layers(planned, ground),
+            "drop": [layer["set"] for layer in ground.taken],
+            "expect": [identity(layer) for layer in ground.facts.layers],
             "engine": facts.engine,
             "live": live,
             "smoke": smoke,
@@ -80,35 +103,42 @@ def apply_sets(
             "reason": reason,
         }
         result = transact(session, "apply", args, _blobs(planned), progress)
-    _check_read_back(facts.host, planned, result)
-    return Applied(facts, planned, result, forgotten)
+    _check_read_back(applied, result)
+    return Applied(ground, planned, result)
 
 
-def _forgotten(facts: HostFacts, planned: Plan) -> tuple[str, ...]:
-    """Lost sets whose record the new layers replace: the same sets, and those on the same files."""
-    lost = set(facts.status["reinstalled"])
-    names = {layer.patch_set.name for layer in planned.to_apply}
-    paths = {path for layer in planned.to_apply for path in layer.changes}
-    return tuple(
-        layer["set"]
-        for layer in facts.layers
-        if layer["set"] in lost and (layer["set"] in names or paths & {item["path"] for item in layer["files"]})
-    )
+def _plan(session: HostSession, ground: Ground) -> Plan:
+    try:
+        return plan(ground.sets, ground.facts.engine, ground.images, ground.recorded)
+    except DeployError as refusal:
+        if ground.along:
+            names = ", ".join(ground.along)
+            hint = (
+                f"{names} comes along, since it builds on what is replaced: name a version that fits, or roll it back"
+            )
+            hint = f"{refusal.hint}; {hint}" if refusal.hint else hint
+            raise DeployError(refusal.code, refusal.message, hint, refusal.details) from None
+        raise with_impact(session, ground.facts, ground.sets, refusal) from None
 
 
-def _wire_layer(layer: Layer, facts: HostFacts) -> dict[str, Any]:
+def _wire_layers(planned: Plan, ground: Ground) -> list[dict[str, Any]]:
+    recorded = {item.name for item in ground.recorded} | {layer.patch_set.name for layer in planned.to_apply}
+    return [_wire_layer(layer, ground, recorded) for layer in planned.to_apply]
+
+
+def _wire_layer(layer: Layer, ground: Ground, recorded: set[str]) -> dict[str, Any]:
     files = []
     for path, change in layer.changes.items():
         before = entry_of(change.before)
-        if path in facts.status["linked"] and change.before == facts.images[path]:
-            before = facts.status["entries"][path]
+        if path in ground.linked and change.before == ground.images[path]:
+            before = dict(ground.linked[path] or {})
         files.append({"path": path, "before": before, "after": entry_of(change.after)})
     return {
         "set": layer.patch_set.name,
         "version": layer.patch_set.version,
         "digest": layer.digest,
         "family": layer.status.family.name,
-        "requires": list(layer.patch_set.requires),
+        "requires": [name for name in layer.patch_set.requires if name in recorded],
         "files": files,
     }
 
@@ -125,17 +155,14 @@ def _blobs(planned: Plan) -> list[bytes]:
     )
 
 
-def _check_read_back(host: str, planned: Plan, result: Mapping[str, Any]) -> None:
-    """The host's own reading must be the plan, file by file."""
-    wrong = [
-        path
-        for path, change in planned.changes.items()
-        if result["files"].get(path, "missing") != entry_of(change.after)
-    ]
+def _check_read_back(applied: Applied, result: Mapping[str, Any]) -> None:
+    """The host's own reading must be the plan, file by file, and no file more."""
+    wanted, found = {path: after for path, (_before, after) in applied.changes.items()}, result["files"]
+    wrong = [path for path in sorted({*wanted, *found}) if wanted.get(path, "none") != found.get(path, "none")]
     if wrong:
         raise DeployError(
             "DD505",
-            f"{host}: {len(wrong)} file(s) read back differ from the plan",
+            f"{applied.facts.host}: {len(wrong)} file(s) read back differ from the plan",
             "run `ddtree-deploy status` and, if it is not as you want it, `rollback`",
             wrong,
         )

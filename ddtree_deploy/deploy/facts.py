@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,11 @@ class HostFacts:
     def layers(self) -> list[dict[str, Any]]:
         """The host's record: the applied sets, oldest first."""
         return list(self.status["layers"])
+
+    @property
+    def fingerprints(self) -> dict[str, str | None]:
+        """The images' fingerprints, by path."""
+        return {path: fingerprint(image) for path, image in self.images.items()}
 
     def recorded(self) -> tuple[Recorded, ...]:
         """The recorded sets that are still there: those that a reinstall took away are left out."""
@@ -80,7 +85,8 @@ def look(session: HostSession, sets: Sequence[PatchSet], *, break_links: bool = 
     names = [item.name for item in sets]
     args = {"paths": list(asked), "sets": names, "contents": True, "break_links": break_links}
     status, frames = session.collect("plan", args)
-    contents = _contents(session.target.name, status, frames)
+    present = {path: entry for path, entry in status["entries"].items() if entry is not None}
+    contents = _contents(session.target.name, {**present, **status["linked"]}, frames)
     images: dict[str, Image] = {}
     for path, entry in status["entries"].items():
         source = status["linked"].get(path, entry)
@@ -99,16 +105,43 @@ def look(session: HostSession, sets: Sequence[PatchSet], *, break_links: bool = 
     return HostFacts(session.target.name, status, images)
 
 
-def _contents(host: str, status: Mapping[str, Any], frames: Sequence[tuple[str, Any]]) -> dict[str, bytes]:
-    listed = [path for kind, value in frames if kind == "J" for path in value["contents"]]
+def stored_images(
+    session: HostSession, wanted: Iterable[tuple[str, Entry]], *, break_links: bool = False
+) -> tuple[dict[tuple[str, str | None], Image], dict[str, str]]:
+    """The images that entries of the host's record stand for, by path and fingerprint, from what the host keeps;
+    and, for those that it cannot give any more, path -> why.
+
+    With ``break_links`` a link's image is that of the file which it leads to. Raises DeployError.
+    """
+    images: dict[tuple[str, str | None], Image] = {}
+    asked: list[dict[str, Any]] = []
+    for path, entry in wanted:
+        if entry is None or (entry["kind"] == "link" and not break_links):
+            images[path, entry_fingerprint(entry)] = LinkImage(str(entry["target"])) if entry else None
+        else:
+            asked.append({"path": path, "entry": dict(entry)})
+    if not asked:
+        return images, {}
+    answer, frames = session.collect("stored", {"wanted": asked})
+    sent = {str(at): answer["linked"].get(str(at), one["entry"]) for at, one in enumerate(asked)}
+    contents = _contents(session.target.name, {key: sent[key] for key in sent if key not in answer["missing"]}, frames)
+    for at, one in enumerate(asked):
+        if str(at) in contents:
+            image = FileImage(contents[str(at)], sent[str(at)]["mode"])
+            images[one["path"], entry_fingerprint(one["entry"])] = image
+    return images, {asked[int(at)]["path"]: str(why) for at, why in answer["missing"].items()}
+
+
+def _contents(host: str, entries: Mapping[str, Any], frames: Sequence[tuple[str, Any]]) -> dict[str, bytes]:
+    """The data of an answer by the keys that its message lists; ``entries`` says what each must be."""
+    listed = [str(key) for kind, value in frames if kind == "J" for key in value["contents"]]
     reader = BlobReader(pieces(frames))
     contents = {}
     try:
-        for path in listed:
-            entry = status["linked"].get(path) or status["entries"].get(path)
-            contents[path] = reader.take(entry["size"])
-            if fingerprint(FileImage(contents[path])) != entry["sha256"]:
-                raise ProtocolError(f"{path} is not what the host said it is")
+        for key in listed:
+            contents[key] = reader.take(entries[key]["size"])
+            if fingerprint(FileImage(contents[key])) != entries[key]["sha256"]:
+                raise ProtocolError(f"{key} is not what the host said it is")
         reader.finish()
     except (ProtocolError, KeyError, TypeError) as error:
         raise DeployError("DD307", f"{host}: the reply is damaged: {error}", "run it again") from None

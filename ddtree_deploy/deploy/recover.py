@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ddtree_deploy.console import Console
@@ -22,13 +22,23 @@ def describe(result: dict[str, Any]) -> str:
     """The recovery in one line for a person."""
     if result["action"] == "nothing":
         return "nothing to recover: no transaction was interrupted"
-    sets = ", ".join(f"{item['name']} {item['version']}" for item in result["history"].get("sets", []))
+    sets = say_sets(result["history"])
     kind = result["history"].get("kind", "transaction")
     if result["action"] == "finished":
         return f"finished the interrupted {kind} of {sets}: every file had been written"
     count = len(result["paths"])
     restored = f"{count} file(s) restored" if count else "no file had been changed"
     return f"undid the interrupted {kind} of {sets}: {restored}"
+
+
+def say_sets(entry: Mapping[str, Any]) -> str:
+    """The sets of a line of the history: ``name version``, or ``name old -> new``."""
+    said = []
+    for item in entry.get("sets", []):
+        before = f"{item['from']} -> " if item.get("from") not in (None, item["version"]) else ""
+        undone = " undone" if item.get("undone") and entry.get("kind") != "rollback" else ""
+        said.append(f"{item['name']} {before}{item['version']}{undone}")
+    return ", ".join(said)
 
 
 def after_recovery(session: HostSession, console: Console, action: Callable[[], T], *, wait: float = 0.0) -> T:

@@ -33,29 +33,30 @@ def transact(
     args: Mapping[str, Any],
     blobs: Sequence[bytes] = (),
     progress: Progress | None = None,
+    outcome: str = "outcome",
 ) -> dict[str, Any]:
     """Run ``operation`` as a transaction with an id of our own and return what the host read back.
 
     A lost connection is not an answer: the host is asked, over a new one, what became of that id. Raises
     DeployError; after :class:`ConnectionLost` the message says whether anything was changed, or that the host
-    could not be asked.
+    could not be asked. ``outcome``: the operation that answers for a transaction of this kind.
     """
     transaction = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
     request = {**args, "transaction": transaction, "who": client_name(), "client": f"ddtree-deploy {__version__}"}
     try:
         return session.call(operation, request, blobs, progress)
     except ConnectionLost as lost:
-        return _settle(session, transaction, lost)
+        return _settle(session, outcome, {**args, "transaction": transaction}, lost)
     except KeyboardInterrupt:
-        raise _interrupted(session, transaction) from None
+        raise _interrupted(session, outcome, {**args, "transaction": transaction}) from None
 
 
-def _interrupted(session: HostSession, transaction: str) -> DeployError:
+def _interrupted(session: HostSession, operation: str, request: Mapping[str, Any]) -> DeployError:
     """What to say after Ctrl-C: the host does not stop half-way, so it is asked how far it is."""
     host = session.target.name
     try:
         session.reconnect()
-        outcome = session.call("outcome", {"transaction": transaction})["outcome"]
+        outcome = session.call(operation, _about(request))["outcome"]
     except (DeployError, KeyboardInterrupt):
         outcome = "not known from here"
     words = {
@@ -68,12 +69,17 @@ def _interrupted(session: HostSession, transaction: str) -> DeployError:
     return DeployError("DD511", f"{host}: interrupted; {said}", "see `ddtree-deploy status` and `history`")
 
 
-def _settle(session: HostSession, transaction: str, lost: ConnectionLost) -> dict[str, Any]:
-    host = session.target.name
+def _about(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What the host needs to know to answer for a transaction: its id, and the unit that it is of, if any."""
+    return {key: request[key] for key in ("transaction", "unit") if key in request}
+
+
+def _settle(session: HostSession, operation: str, request: Mapping[str, Any], lost: ConnectionLost) -> dict[str, Any]:
+    host, transaction = session.target.name, str(request["transaction"])
     _reconnect(session, transaction, lost)
     deadline = time.monotonic() + _RUNNING_LIMIT_S
     while True:
-        answer = session.call("outcome", {"transaction": transaction})
+        answer = session.call(operation, _about(request))
         if answer["outcome"] != "running" or time.monotonic() > deadline:
             break
         time.sleep(0.2)

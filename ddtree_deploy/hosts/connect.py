@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from ddtree_deploy.hosts.target import Target
 from ddtree_deploy.hosts.transport import Transport
+from ddtree_deploy.hosts.watch import SILENT, Watch
 
 
-def connect(target: Target, *, accept_new: bool = False) -> Transport:
+def connect(target: Target, *, accept_new: bool = False, watch: Watch = SILENT) -> Transport:
     """Open the way to ``target``; close it after use.
 
     ``accept_new`` is for ssh: the key of a host that has none in known_hosts is added there, a changed key never.
-    Raises DeployError DD301 to DD305, each one line.
+    ``watch`` hears of an added key, and of every step. Raises DeployError DD301 to DD305, each one line.
     """
+    machine = _machine(target, accept_new, watch)
+    if target.container:
+        from ddtree_deploy.hosts.container import ContainerTransport
+
+        return ContainerTransport(target, machine)
+    return machine
+
+
+def _machine(target: Target, accept_new: bool, watch: Watch) -> Transport:
     if target.kind == "local":
         from ddtree_deploy.hosts.local import LocalTransport
 
         return LocalTransport()
+    if target.transport == "openssh":
+        from ddtree_deploy.hosts.openssh import open_openssh
+
+        return open_openssh(target, accept_new=accept_new, watch=watch)
     from ddtree_deploy.hosts.ssh import open_ssh
 
-    return open_ssh(target, accept_new=accept_new)
+    return open_ssh(target, accept_new=accept_new, watch=watch)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddtree_deploy.errors import DeployError
-from ddtree_deploy.hosts.sshconfig import SshConfig
+from ddtree_deploy.hosts.sshconfig import SshConfig, home_note
 
 _KEY_TYPE = re.compile(r"(sk-)?(ssh|ecdsa-sha2)-(?!.*-cert-v)[A-Za-z0-9@._-]+\Z")
 
@@ -139,17 +139,18 @@ def lookup_name(config: SshConfig) -> str:
     return name if config.port == 22 else f"[{name}]:{config.port}"
 
 
-def verify(config: SshConfig, known: KnownHosts, key: PublicKey, *, accept_new: bool = False) -> None:
+def verify(config: SshConfig, known: KnownHosts, key: PublicKey, *, accept_new: bool = False) -> Path | None:
     """Return if ``key`` is the host's; with ``accept_new`` also remember the key of a host that has none.
 
-    Raises DeployError DD302 for an unknown host, DD303 for a key that changed or is revoked.
+    Returns the file that a new key was added to, else None. Raises DeployError DD302 for an unknown host, DD303 for
+    a key that changed or is revoked.
     """
     name = lookup_name(config)
     entries = known.about(name)
     _refuse_revoked(config, entries, key)
     trusted = [entry for entry in entries if not entry.marker]
     if any(entry.key == key for entry in trusted):
-        return
+        return None
     if trusted:
         raise _changed(config, trusted, key)
     if name.startswith("[") and not config.host_key_alias:
@@ -157,10 +158,10 @@ def verify(config: SshConfig, known: KnownHosts, key: PublicKey, *, accept_new: 
         plain = known.about(config.hostname.lower())
         _refuse_revoked(config, plain, key)
         if any(entry.key == key and not entry.marker for entry in plain):
-            return
+            return None
     if not accept_new:
         raise _unknown(config, known, entries, key)
-    _remember(config, key)
+    return _remember(config, key)
 
 
 def _refuse_revoked(config: SshConfig, entries: Iterable[Entry], key: PublicKey) -> None:
@@ -228,13 +229,15 @@ def _unknown(config: SshConfig, known: KnownHosts, entries: list[Entry], key: Pu
     where = str(files[0]) if files else "a known_hosts file"
     details = [f"{key.type} {key.fingerprint}", f"the line for {where}:", key.line(lookup_name(config))]
     if any(entry.marker == "@cert-authority" for entry in entries):
-        details.append("a @cert-authority line names this host, but host certificates are not supported here")
+        details.append(
+            "a @cert-authority line names this host: host certificates are understood with transport = openssh only"
+        )
     return DeployError(
         "DD302",
         f"{config.original}: the host key is not known, not connecting",
         hint="compare the fingerprint with the host's own (there: ssh-keygen -lf /etc/ssh/ssh_host_"
         f"{_short_type(key.type)}_key.pub), then add the line, or run again with --accept-new",
-        details=[*details, *known.unreadable],
+        details=[*details, *known.unreadable, *home_note()],
     )
 
 
@@ -242,7 +245,7 @@ def _short_type(key_type: str) -> str:
     return key_type.removeprefix("ssh-") if key_type.startswith("ssh-") else "ecdsa"
 
 
-def _remember(config: SshConfig, key: PublicKey) -> None:
+def _remember(config: SshConfig, key: PublicKey) -> Path:
     """Append the key to the first user file: one write, behind whatever the file holds, byte for byte."""
     if not config.user_known_hosts_files:
         raise DeployError("DD302", f"{config.original}: there is no known_hosts file to add the new key to")
@@ -265,6 +268,7 @@ def _remember(config: SshConfig, key: PublicKey) -> None:
         raise DeployError(
             "DD302", f"{config.original}: the new key could not be added to {path}: {error.strerror}"
         ) from None
+    return path
 
 
 def _hashed(name: str) -> str:

@@ -5,7 +5,6 @@ Every fault of a file is reported at once, with file, line and key.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -16,17 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from ddtree_deploy import resources
 from ddtree_deploy.errors import DeployError
-from ddtree_deploy.hosts.schema import HOST_KEYS, SSH_ONLY, wrong_type
+from ddtree_deploy.hosts.schema import HOST_KEYS, SSH_ONLY
 from ddtree_deploy.hosts.target import (
+    CONTAINER_ENGINES,
     LOCAL_PREFIX,
     NAME,
+    OPENSSH_PREFIX,
     Target,
     expand_home,
     find_site,
+    parse_container,
     parse_destination,
     venv_python,
 )
 from ddtree_deploy.tomllines import KeyLines, KeyPath
+from ddtree_deploy.wording import did_you_mean, wrong_type
 
 if TYPE_CHECKING:
     from ddtree_deploy.launch.service import Service
@@ -84,8 +87,10 @@ def load_inventory(path: str | Path) -> Inventory:
 def resolve_target(host: str | None, inventory: Inventory) -> Target:
     """The host that ``host`` names; None means the inventory's default.
 
-    A name is one of the inventory's, ``local:PATH``, ``user@host[:port]`` or an ssh alias. Raises DeployError
-    (DD001 not a host, DD002 none named, DD005 only the shipped example knows it, DD007 no local install).
+    A name is one of the inventory's, ``local:PATH``, ``docker:NAME`` or ``podman:NAME`` (a container of this
+    machine, or with ``@HOST`` behind it of any host), ``user@host[:port]`` or an ssh alias, or
+    ``openssh:`` and one of these two, to go by the system's ssh. Raises DeployError (DD001 not a host, DD002 none
+    named, DD005 only the shipped example knows it, DD007 no local install).
     """
     name = inventory.default_host if host is None else host
     if name is None:
@@ -109,22 +114,47 @@ def resolve_target(host: str | None, inventory: Inventory) -> Target:
             raise DeployError("DD001", f"{name!r} names no folder", hint="write local:PATH")
         site = find_site(path)
         return Target(LOCAL_PREFIX + str(site), "local", root=str(site), python=venv_python(site))
+    if name.partition(":")[0] in CONTAINER_ENGINES:
+        return _container(name, inventory)
+    plain = name.removeprefix(OPENSSH_PREFIX)
     try:
-        parse_destination(name)
+        parse_destination(plain)
     except ValueError as error:
         raise DeployError(
             "DD001",
             f"{name!r} is not a host: {error}",
-            hint="a host is an inventory name, an ssh alias, user@host[:port] or local:PATH",
+            hint="a host is an inventory name, an ssh alias, user@host[:port], local:PATH, docker:NAME or "
+            "docker:NAME@HOST",
         ) from None
     known = [] if inventory.shipped else sorted(inventory.hosts)
     hint = f"it was taken as an ssh name; the hosts of {inventory.path}: {', '.join(known) or 'none of yours'}"
-    return Target(name=name, kind="ssh", ssh=name, unresolved_hint=hint if NAME.match(name) else None)
+    return Target(
+        name=name,
+        kind="ssh",
+        ssh=plain,
+        transport="paramiko" if plain == name else "openssh",
+        unresolved_hint=hint if NAME.match(name) else None,
+    )
+
+
+def _container(name: str, inventory: Inventory) -> Target:
+    """The container of ``docker:NAME`` or ``docker:NAME@HOST``: what is known of HOST's own install does not count."""
+    text, at, place = name.partition("@")
+    try:
+        parse_container(text)
+    except ValueError as error:
+        raise DeployError("DD001", str(error), hint="write docker:NAME, or docker:NAME@HOST") from None
+    if not at:
+        return Target(name, "local", container=text)
+    host = resolve_target(place, inventory)
+    if host.kind == "local" or host.container:
+        raise DeployError("DD001", f"{name}: {place} is no host to reach over ssh", f"for this machine write {text}")
+    return replace(host, name=name, container=text, python=None, root=None, state_dir=None, any_python=False)
 
 
 def _located(target: Target) -> Target:
     """An inventory's host ready for use: a local one gets its site folder and that folder's interpreter."""
-    if target.kind == "ssh" or target.root is None:
+    if target.kind == "ssh" or target.container or target.root is None:
         return target
     site = find_site(target.root)
     return replace(target, root=str(site), python=target.python or venv_python(site))
@@ -213,6 +243,7 @@ def _load(path: Path, paths: Iterable[Path]) -> Inventory:
         hosts |= _hosts(file)
         services |= _services(file)
     default = _default_host(owners)
+    _check_service_hosts(files, [str(owned[1]) for owned in owners if owned[0] == "hosts"])
     faults = [f"{file.path}:{line}: {what}" for file in files for line, what in sorted(file.faults)]
     if len(faults) == 1:
         raise DeployError("DD004", faults[0])
@@ -241,7 +272,7 @@ def _default_host(owners: Mapping[KeyPath, _File]) -> str | None:
         file.fault(key, wrong_type("a string", default))
         return None
     if default not in known:
-        file.fault(key, f"there is no [hosts.{default}]" + _meant(default, known))
+        file.fault(key, f"there is no [hosts.{default}]" + did_you_mean(default, known))
     return default
 
 
@@ -279,6 +310,15 @@ def _services(file: _File) -> dict[str, Service]:
     return services
 
 
+def _check_service_hosts(files: Iterable[_File], known: list[str]) -> None:
+    """A service's host may be in another file of the folder."""
+    for file in files:
+        for name, table in _section(file, "services").items():
+            host = table.get("host") if isinstance(table, dict) else None
+            if isinstance(host, str) and host not in known:
+                file.fault(("services", name, "host"), f"there is no [hosts.{host}]" + did_you_mean(host, known))
+
+
 def _hosts(file: _File) -> dict[str, Target]:
     hosts = {}
     for name, table in _section(file, "hosts").items():
@@ -294,15 +334,22 @@ def _hosts(file: _File) -> dict[str, Target]:
                     values[word] = convert(table[word], file.path.parent)
                 except ValueError as error:
                     file.fault((*key, word), str(error))
-        if ("ssh" in table) == ("local" in table):
+        if "ssh" in table and "local" in table:
             file.fault(key, "needs exactly one of ssh and local")
+        elif "ssh" not in table and "local" not in table and "container" not in table:
+            file.fault(key, "needs one of ssh, local and container")
         elif "local" in table:
-            for word in SSH_ONLY & table.keys():
+            for word in sorted((SSH_ONLY | {"root", "container"}) & table.keys()):
                 file.fault((*key, word), "has no meaning beside local")
+        elif "ssh" not in table:
+            for word in sorted(SSH_ONLY & table.keys()):
+                file.fault((*key, word), "has no meaning for a container of this machine")
         if len(file.faults) == before:
             # A local folder is looked at when the host is used: it may not be there yet.
             path = values.pop("local", None)
-            hosts[name] = Target(name, "ssh", **values) if path is None else Target(name, "local", root=path, **values)
+            if path is not None:
+                values["root"] = path
+            hosts[name] = Target(name, "ssh" if "ssh" in values else "local", **values)
     return hosts
 
 
@@ -319,9 +366,4 @@ def _check_name(file: _File, key: KeyPath, table: object) -> bool:
 def _check_keys(file: _File, key: KeyPath, table: Mapping[str, Any], known: Iterable[str]) -> None:
     for word in table:
         if word not in known:
-            file.fault((*key, word), "unknown key" + _meant(word, known))
-
-
-def _meant(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+            file.fault((*key, word), "unknown key" + did_you_mean(word, known))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import selectors
 import signal
@@ -105,6 +106,14 @@ class LocalProcess:
 
 class LocalTransport:
     """Starts commands on this machine."""
+
+    @property
+    def user(self) -> str:
+        """Whoever runs this program."""
+        try:
+            return getpass.getuser()
+        except (KeyError, OSError):  # no such account
+            return f"#{os.getuid()}"
 
     def start(self, argv: Sequence[str]) -> LocalProcess:
         """Start ``argv`` directly, without a shell. Raises DeployError DD309 when there is no such program."""

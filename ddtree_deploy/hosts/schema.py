@@ -6,20 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ddtree_deploy.hosts.target import NAME, expand_home, parse_destination
-
-
-def wrong_type(wanted: str, value: object) -> str:
-    """The sentence for a value of another TOML type than ``wanted``."""
-    kinds = {
-        bool: "a boolean",
-        str: "a string",
-        int: "an integer",
-        float: "a float",
-        dict: "a table",
-        list: "a list",
-    }
-    return f"must be {wanted}, not {kinds.get(type(value), 'a date or time')}"
+from ddtree_deploy.hosts.target import NAME, TRANSPORTS, expand_home, parse_container, parse_destination
+from ddtree_deploy.wording import wrong_type
 
 
 def _text(value: object, _folder: Path) -> str:
@@ -36,6 +24,19 @@ def _destination(value: object, folder: Path) -> str:
     return text
 
 
+def _container(value: object, folder: Path) -> str:
+    text = _text(value, folder)
+    parse_container(text)
+    return text
+
+
+def _transport(value: object, folder: Path) -> str:
+    text = _text(value, folder)
+    if text not in TRANSPORTS:
+        raise ValueError(f"must be {' or '.join(TRANSPORTS)}, not {text!r}")
+    return text
+
+
 def _flag(value: object, _folder: Path) -> bool:
     if not isinstance(value, bool):
         raise ValueError(wrong_type("a boolean", value))
@@ -47,6 +48,14 @@ def _absolute(value: object, folder: Path) -> str:
     text = _text(value, folder)
     if not text.startswith("/"):
         raise ValueError(f"must be an absolute path on the host, not {text!r}")
+    return text
+
+
+def _program(value: object, folder: Path) -> str:
+    """An interpreter on the host. fish reads a backslash inside quotes, and csh a `!`."""
+    text = _absolute(value, folder)
+    if odd := sorted(set(text) & set("\\!")):
+        raise ValueError(f"holds {odd[0]}, which some login shells do not leave alone: give it a plain name by a link")
     return text
 
 
@@ -83,7 +92,9 @@ def _labels(value: object, folder: Path) -> dict[str, str]:
 HOST_KEYS: dict[str, Callable[[object, Path], Any]] = {
     "ssh": _destination,
     "local": _here,
-    "python": _absolute,
+    "container": _container,
+    "transport": _transport,
+    "python": _program,
     "any_python": _flag,
     "root": _absolute,
     "sudo": _flag,
@@ -94,4 +105,4 @@ HOST_KEYS: dict[str, Callable[[object, Path], Any]] = {
     "known_hosts": _here,
     "ssh_config": _config_file,
 }
-SSH_ONLY = frozenset(("root", "connect_timeout", "identity_file", "known_hosts", "ssh_config"))
+SSH_ONLY = frozenset(("transport", "connect_timeout", "identity_file", "known_hosts", "ssh_config"))

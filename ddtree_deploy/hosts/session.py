@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ddtree_deploy.agent import bundle, protocol
 from ddtree_deploy.agent.protocol import MessageReader, MessageWriter, ProtocolError
 from ddtree_deploy.errors import DeployError
+from ddtree_deploy.hosts.refusals import NoAgent, explain
+from ddtree_deploy.hosts.replies import check_reply
 from ddtree_deploy.hosts.target import Target
 from ddtree_deploy.hosts.transport import RemoteProcess, Transport
+from ddtree_deploy.hosts.watch import SILENT, Watch
 
 Progress = Callable[[int, int, str], None]
 DEFAULT_PYTHON = "python3"
@@ -27,23 +33,55 @@ class ConnectionLost(DeployError):
         super().__init__("DD308", f"{host}: the connection was lost", "try again; `status` asks the host how it stands")
 
 
-class Exchange:
-    """One exec of the agent: a request sent, answers read. Close it when done (a context manager)."""
+class InstalledElsewhere(DeployError):
+    """The host's one sglang is another interpreter's than the one that was asked: ``python``."""
 
-    def __init__(self, host: str, process: RemoteProcess) -> None:
-        self._host = host
+    def __init__(self, message: str, hint: str | None, python: str, root: str | None) -> None:
+        super().__init__("DD311", message, hint)
+        self.python = python
+        self.root = root
+
+
+class Exchange:
+    """One exec of the agent: a request sent, answers read. Close it when done (a context manager).
+
+    ``user()`` names the account on the host, for what has to be said of sudo.
+    """
+
+    def __init__(
+        self, target: Target, process: RemoteProcess, user: Callable[[], str] = str, watch: Watch = SILENT
+    ) -> None:
+        self._target = target
+        self._host = target.name
         self._process = process
-        self._writer = MessageWriter(process.write)
+        self._user = user
+        self._watch = watch
+        self._begun: float | None = time.monotonic()
+        self._what = "exec"
+        self._writer = MessageWriter(self._write)
         self._reader = MessageReader(self._read)
         self._ahead = b""
+        self._frames: Iterator[tuple[str, Any]] | None = None
         self.bytes_received = 0
         self.bytes_sent = 0
 
     def __enter__(self) -> Exchange:
         return self
 
-    def __exit__(self, *_exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        self.close(worked=kind is None)
+
+    def close(self, *, worked: bool = True) -> None:
+        """Drop the exec, and report it as a step."""
         self._process.kill()
+        if self._begun is not None:
+            traffic = f"{self.bytes_sent} bytes sent, {self.bytes_received} received"
+            self._watch.done(f"{self._what}: {traffic}", self._begun, worked)
+            self._begun = None
+
+    def _write(self, data: bytes) -> None:
+        self._process.write(data)
+        self.bytes_sent += len(data)
 
     def _read(self, size: int) -> bytes:
         if self._ahead:
@@ -55,9 +93,9 @@ class Exchange:
 
     def begin(self, source: bytes, nonce: str, request: dict[str, Any], blobs: Sequence[bytes]) -> None:
         """Send the agent's source and the first request; skip the login shell's noise up to the agent's magic."""
+        self._what = f"exec {request['op']}"
         try:
-            self._process.write(source)
-            self.bytes_sent += len(source)
+            self._write(source)
             self.send(request, blobs)
         except (BrokenPipeError, ConnectionError, EOFError, OSError):
             # Why it went away is read below: the host's own words are on stderr.
@@ -108,12 +146,22 @@ class Exchange:
             self._writer.data(blob)
         self._writer.end()
 
+    def peek(self) -> None:
+        """Wait for the answer's first frame, so that an error in its place is raised here and now."""
+        frames = self.frames()
+        first = next(frames, None)
+        self._frames = frames if first is None else itertools.chain((first,), frames)
+
     def frames(self) -> Iterator[tuple[str, Any]]:
         """The frames of one answer: ("P" | "J" | "Q", dict) or ("B", bytes).
 
         Raises DeployError for an error that the agent reports, :class:`ConnectionLost` when the stream ends
         early, DD307 when it is damaged. The message's digest is checked before this iterator ends.
         """
+        peeked, self._frames = self._frames, None
+        return self._read_frames() if peeked is None else peeked
+
+    def _read_frames(self) -> Iterator[tuple[str, Any]]:
         try:
             for kind, payload in self._reader.frames():
                 if kind == protocol.BLOB:
@@ -133,44 +181,19 @@ class Exchange:
         code = str(value.get("code"))
         if code == "DD901":
             details += self._process.stderr().strip().splitlines()[-3:]
-        hint = value.get("hint")
-        return DeployError(code, f"{self._host}: {value.get('message')}", str(hint) if hint else None, details)
+        hint = str(value["hint"]) if value.get("hint") else None
+        message = f"{self._host}: {value.get('message')}"
+        python, root = value.get("python"), value.get("root")
+        if isinstance(python, str) and python.startswith("/") and isinstance(root, str | None):
+            return InstalledElsewhere(message, hint, python, root)
+        return DeployError(code, message, hint, details)
 
     def _no_answer(self, seen: bytes) -> DeployError:
         status = self._process.wait()
         said = self._process.stderr().strip()
-        last = said.splitlines()[-1] if said else ""
-        where = self._host
-        if "sudo:" in said and ("password" in said or "not allowed" in said or "not in the sudoers" in said):
-            return DeployError(
-                "DD310",
-                f"{where}: {last}",
-                "allow it without a password: `USER ALL=(root) NOPASSWD: PYTHON` in sudoers",
-            )
-        if "sudo: command not found" in said or "sudo: not found" in said:
-            return DeployError("DD310", f"{where}: the host has no sudo", "log in as the tree's owner, without sudo")
-        if status == 127 or "No such file or directory" in last or "not found" in last.lower():
-            return DeployError(
-                "DD309",
-                f"{where}: no such python: {last}",
-                "name it: --python PATH, or python in the inventory",
-            )
-        if (
-            status == 9
-            or "SyntaxError" in said
-            or "unknown option" in said.lower()
-            or "buffer" in last
-            or "zlib" in last
-        ):
-            return DeployError(
-                "DD309",
-                f"{where}: {last}",
-                "the agent needs python 3.8 or later; --python PATH names another",
-            )
         if status is None and not said:
-            return ConnectionLost(where)
-        words = last or _tail(seen) or "nothing was said"
-        return DeployError("DD306", f"{where}: the agent did not start: {words}", "try `ssh HOST python3 -V` by hand")
+            return ConnectionLost(self._host)
+        return explain(self._target, NoAgent(status, said, _tail(seen), self._user))
 
 
 def _tail(seen: bytes) -> str:
@@ -182,9 +205,12 @@ def _tail(seen: bytes) -> str:
 class HostSession:
     """One open way to a host; each call is one exec of the agent there."""
 
-    def __init__(self, target: Target, connect: Callable[[], Transport]) -> None:
+    def __init__(self, target: Target, connect: Callable[[], Transport], watch: Watch = SILENT) -> None:
         self.target = target
         self._connect = connect
+        self._watch = watch
+        # Where neither is named, the agent looks whether the python it runs on is the one that is meant.
+        self._search = target.python is None and target.root is None
         self._transport = connect()
 
     def reconnect(self) -> None:
@@ -199,18 +225,40 @@ class HostSession:
         self._transport.close()
 
     def exchange(self, operation: str, args: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> Exchange:
-        """Start the agent for ``operation``; the caller reads :meth:`Exchange.frames` and closes it."""
+        """Start the agent for ``operation``; the caller reads :meth:`Exchange.frames` and closes it.
+
+        Where the target names neither interpreter nor root and the host's only sglang is another interpreter's
+        than ``python3``'s, that one is used, and ``target`` names it from then on.
+        """
+        if not self._search:
+            return self._start(operation, args, blobs)
+        exchange = self._start(operation, args, blobs)
+        try:
+            exchange.peek()
+        except InstalledElsewhere as found:
+            exchange.close(worked=False)
+            self.target = dataclasses.replace(self.target, python=found.python, root=found.root)
+            self._watch.notice(f"{self.target.name}: {found.python} is the engine's interpreter, taking that")
+            exchange = self._start(operation, args, blobs)
+        except BaseException:
+            exchange.close(worked=False)
+            raise
+        self._search = False
+        return exchange
+
+    def _start(self, operation: str, args: Mapping[str, Any], blobs: Sequence[bytes]) -> Exchange:
         nonce = secrets.token_hex(8)
         argv = [self.target.python or DEFAULT_PYTHON, "-I", "-c", protocol.LOADER]
-        if self.target.sudo:
+        if self.target.sudo and not self.target.container:
             argv = ["sudo", "-n", "--", *argv]
+        search = self._search and self.target.python is None and operation != "facts"
         process = self._transport.start(argv)
-        exchange = Exchange(self.target.name, process)
+        exchange = Exchange(self.target, process, lambda: self._transport.user, self._watch)
         try:
-            request = {**self.target.options(), **args, "op": operation}
-            exchange.begin(bundle.payload(operation, nonce), nonce, request, blobs)
+            request = {**self.target.options(), "search": search, **args, "op": operation}
+            exchange.begin(bundle.payload(operation, nonce, search=search), nonce, request, blobs)
         except BaseException:
-            process.kill()
+            exchange.close(worked=False)
             raise
         return exchange
 
@@ -246,6 +294,7 @@ class HostSession:
                     others.append((kind, payload))
         if result is None:
             raise DeployError("DD307", f"{self.target.name}: the answer holds no result")
+        check_reply(self.target.name, operation, args, result, [value for kind, value in others if kind == "J"])
         return result, others
 
 

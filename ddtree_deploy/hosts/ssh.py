@@ -30,6 +30,7 @@ from ddtree_deploy.hosts.sshconfig import SshConfig, effective_config
 from ddtree_deploy.hosts.sshsocket import ProxyCommand, connect_tcp
 from ddtree_deploy.hosts.stderr import StderrTail
 from ddtree_deploy.hosts.target import Destination, Target, parse_destination
+from ddtree_deploy.hosts.watch import SILENT, Watch
 
 CONNECT_TIMEOUT = 10.0  # seconds, for each of TCP, key exchange, authentication and opening a channel
 WINDOW = 32 * 1024 * 1024  # bytes that may be under way to us: with paramiko's 2 MiB, 100 ms allow 20 MB/s
@@ -44,7 +45,7 @@ _log.addHandler(logging.NullHandler())
 _log.propagate = False
 
 
-def open_ssh(target: Target, *, accept_new: bool = False) -> SshTransport:
+def open_ssh(target: Target, *, accept_new: bool = False, watch: Watch = SILENT) -> SshTransport:
     """Connect to ``target``, through its jump hosts if it has any.
 
     With ``accept_new`` the key of a host (or jump host) that has none is added to the user's known_hosts file.
@@ -53,7 +54,7 @@ def open_ssh(target: Target, *, accept_new: bool = False) -> SshTransport:
     """
     destination = parse_destination(target.ssh or target.name)
     with contextlib.ExitStack() as stack:
-        transport = _Opener(target, accept_new, stack).open(destination)
+        transport = _Opener(target, accept_new, watch, stack).open(destination)
         return SshTransport(target.name, transport, stack.pop_all())
 
 
@@ -64,6 +65,11 @@ class SshTransport:
         self._name = name
         self._transport = transport
         self._resources = resources
+
+    @property
+    def user(self) -> str:
+        """The account on the host."""
+        return self._transport.get_username() or ""
 
     def start(self, argv: Sequence[str]) -> SshProcess:
         """Start ``argv``, quoted for the login shell, without a terminal.
@@ -179,6 +185,7 @@ class _Opener:
 
     target: Target
     accept_new: bool
+    watch: Watch
     stack: contextlib.ExitStack
 
     def open(
@@ -206,9 +213,12 @@ class _Opener:
         transport = self._handshake(config, hostkeys.known_types(config, known), timeout, via, hint)
         shown = transport.get_remote_server_key()
         key = PublicKey(shown.get_name(), shown.asbytes())
-        hostkeys.verify(config, known, key, accept_new=self.accept_new)
+        added = hostkeys.verify(config, known, key, accept_new=self.accept_new)
+        if added:
+            self.watch.notice(f"{config.original}: its {key.type} key {key.fingerprint} was added to {added}")
         identity = Path(self.target.identity_file) if self.target.identity_file and not hop else None
-        authenticate(transport, config, identity, timeout)
+        with self.watch.timed(f"log in to {config.original} as {config.user}"):
+            authenticate(transport, config, identity, timeout)
         transport.set_keepalive(_KEEPALIVE)
         return transport
 
@@ -226,14 +236,15 @@ class _Opener:
         """
         for attempt in itertools.count():
             proxy = None
-            if via is not None:
-                stream: socket.socket | paramiko.Channel = _through(via, config, timeout)
-            elif config.proxy_command:
-                proxy = ProxyCommand(config.proxy_command)
-                self.stack.callback(proxy.close)
-                stream = proxy.socket
-            else:
-                stream = connect_tcp(config, timeout, unresolved_hint)
+            with self.watch.timed(f"connect to {config.hostname} port {config.port}{_way(config, via)}"):
+                if via is not None:
+                    stream: socket.socket | paramiko.Channel = _through(via, config, timeout)
+                elif config.proxy_command:
+                    proxy = ProxyCommand(config.proxy_command)
+                    self.stack.callback(proxy.close)
+                    stream = proxy.socket
+                else:
+                    stream = connect_tcp(config, timeout, unresolved_hint)
             transport = paramiko.Transport(stream, default_window_size=WINDOW)
             self.stack.callback(_close, transport, stream)
             transport.banner_timeout = transport.handshake_timeout = timeout
@@ -241,8 +252,9 @@ class _Opener:
             options.key_types = _known_first(options.key_types, known_types)
             begun = time.monotonic()
             try:
-                transport.start_client(timeout=timeout)
-                transport.get_remote_server_key()  # start_client returns silently when its time is up
+                with self.watch.timed(f"key exchange with {config.original}"):
+                    transport.start_client(timeout=timeout)
+                    transport.get_remote_server_key()  # start_client returns silently when its time is up
             except (paramiko.SSHException, EOFError, OSError) as error:
                 _close(transport, stream)
                 late = time.monotonic() - begun >= timeout
@@ -253,6 +265,12 @@ class _Opener:
                 raise _no_handshake(config, error, timeout, late, proxy) from None
             return transport
         raise AssertionError("the last attempt returns or raises")
+
+
+def _way(config: SshConfig, via: paramiko.Transport | None) -> str:
+    if via is not None:
+        return " through the jump host"
+    return " by ProxyCommand" if config.proxy_command else ""
 
 
 def _close(transport: paramiko.Transport, stream: socket.socket | paramiko.Channel) -> None:

@@ -20,9 +20,13 @@ from paramiko.agent import AgentKey, AgentSSH
 
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.hosts.hostkeys import PublicKey, parse_key
-from ddtree_deploy.hosts.sshconfig import SshConfig
+from ddtree_deploy.hosts.sshconfig import SshConfig, home_note
 
 _CONFIRM = 60.0  # seconds for a person to touch the key or to confirm its use
+_MORE = (
+    'only the system\'s own ssh can do that: transport = "openssh" in the inventory (or --host openssh:HOST), '
+    "and a terminal for what it asks"
+)
 _HINT = "is the public key in the account's authorized_keys? (a locked account refuses the right key, too)"
 
 
@@ -50,7 +54,7 @@ def authenticate(transport: paramiko.Transport, config: SshConfig, identity: Pat
                 wanted = transport.auth_publickey(config.user, key)
             except paramiko.BadAuthenticationType as error:
                 what = f"the host takes no public key, only {', '.join(error.allowed_types)}"
-                raise _failed(config, attempts, what) from None
+                raise _failed(config, attempts, what, _MORE) from None
             except (paramiko.SSHException, EOFError, OSError) as error:
                 if "timeout" in str(error).lower():
                     raise DeployError(
@@ -60,7 +64,7 @@ def authenticate(transport: paramiko.Transport, config: SshConfig, identity: Pat
                     raise _hung_up(config, attempts, error) from None
                 continue
             if wanted:
-                raise _failed(config, attempts, f"after the key the host also wants {', '.join(wanted)}")
+                raise _failed(config, attempts, f"after the key the host also wants {', '.join(wanted)}", _MORE)
             return
     raise _failed(config, attempts, "no key was accepted" if attempts.offered else "there is no key to offer")
 
@@ -153,7 +157,7 @@ def _load(path: Path, attempts: _Attempts, passphrase: bytes | None = None) -> p
         attempts.left_out.append(f"{path}: {error.strerror}")
         return None
     except (ValueError, UnsupportedAlgorithm):
-        what = "not a private key, or of a type that only the agent can use"
+        what = "not a private key, or of a type for the agent or transport = openssh only"
         attempts.left_out.append(f"{path}: {'wrong passphrase' if passphrase else what}")
         return None
     kinds = (
@@ -189,17 +193,16 @@ def _unlock(path: Path, attempts: _Attempts) -> paramiko.PKey | None:
     return _load(path, attempts, passphrase.encode()) if passphrase else None
 
 
-def _failed(config: SshConfig, attempts: _Attempts, what: str) -> DeployError:
+def _failed(config: SshConfig, attempts: _Attempts, what: str, instead: str | None = None) -> DeployError:
     details = [f"offered: {label}" for label in attempts.offered]
     details += [f"left out: {reason}" for reason in attempts.left_out]
-    hint = _HINT
-    if attempts.locked:
+    hint = instead or _HINT
+    if instead is None and attempts.locked:
         hint = f"load the key into the agent: ssh-add {attempts.locked[0]}"
-    elif not attempts.offered:
+    elif instead is None and not attempts.offered:
         hint = "start an ssh agent with a key (ssh-add), or name a key file: identity_file in the inventory"
-    return DeployError(
-        "DD304", f"{config.original}: could not log in as {config.user}: {what}", hint=hint, details=details
-    )
+    message = f"{config.original}: could not log in as {config.user}: {what}"
+    return DeployError("DD304", message, hint=hint, details=[*details, *home_note()])
 
 
 def _hung_up(config: SshConfig, attempts: _Attempts, error: Exception) -> DeployError:

@@ -22,7 +22,7 @@ from ddtree_deploy.hosts.target import Destination, expand_home
 
 NO_CONFIG = "none"
 _TIMEOUT = 15.0  # seconds; `Match exec` may run a command of the user's
-_SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 _DEFAULT_IDENTITIES = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 # Directives that paramiko's reader passes over, and the Match words that it decides as OpenSSH does. (It reads
 # twice, so `host` and `user` would see what stands below them.)
@@ -58,6 +58,29 @@ class SshConfig:
     proxy_command: str | None = None
     connect_timeout: float | None = None
     address_family: str = "any"
+
+
+def account_home() -> Path:
+    """The home folder that ssh means: the account's, whatever $HOME says."""
+    try:
+        import pwd
+
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except (ImportError, KeyError):
+        return Path.home()
+
+
+def home_note() -> tuple[str, ...]:
+    """A line that says where ssh's files are looked for, where $HOME says otherwise; else nothing."""
+    home = account_home()
+    return () if Path.home() == home else (f"as ssh does, ~/.ssh was taken as {home / '.ssh'}, whatever $HOME says",)
+
+
+def _home_of_ssh(path: str) -> Path:
+    """``path`` with a leading ``~`` or ``~user`` replaced as ssh does it."""
+    if path == "~" or path.startswith("~/"):
+        return account_home() / path[2:]
+    return expand_home(path)
 
 
 def effective_config(destination: Destination, config_file: str | None = None) -> SshConfig:
@@ -100,7 +123,7 @@ def _ask_paramiko(destination: Destination, config_file: str | None) -> dict[str
     import paramiko
 
     if config_file is None:
-        files = [path for path in (Path("~/.ssh/config").expanduser(), _SYSTEM_CONFIG) if path.is_file()]
+        files = [path for path in (account_home() / ".ssh/config", SYSTEM_CONFIG) if path.is_file()]
     else:
         files = [] if config_file == NO_CONFIG else [Path(config_file)]
     # The first value of an option wins: the caller's stand before the files', the user's before the system's.
@@ -182,7 +205,7 @@ def _resolve(destination: Destination, options: Mapping[str, Sequence[str]]) -> 
     here = socket.gethostname()
     tokens = {
         "%": "%",
-        "d": str(Path.home()),
+        "d": str(account_home()),
         "h": hostname,
         "i": str(os.getuid()),
         "k": alias or destination.host,
@@ -194,12 +217,12 @@ def _resolve(destination: Destination, options: Mapping[str, Sequence[str]]) -> 
         "u": getpass.getuser(),
     }
 
-    names = [expand_home(_expand(value.strip('"'), tokens)) for value in options.get("identityfile", ())]
+    names = [_home_of_ssh(_expand(value.strip('"'), tokens)) for value in options.get("identityfile", ())]
     identities = dict.fromkeys(path for path in names if path.is_file() or Path(f"{path}.pub").is_file())
 
     def list_of_files(word: str) -> tuple[Path, ...]:
         value = one(word)
-        return tuple(expand_home(_expand(name, tokens)) for name in _split_files(value)) if value else ()
+        return tuple(_home_of_ssh(_expand(name, tokens)) for name in _split_files(value)) if value else ()
 
     jump = one("proxyjump")
     command = one("proxycommand")
@@ -216,7 +239,7 @@ def _resolve(destination: Destination, options: Mapping[str, Sequence[str]]) -> 
         identity_agent=_agent_socket(agent, tokens),
         user_known_hosts_files=list_of_files("userknownhostsfile"),
         global_known_hosts_files=list_of_files("globalknownhostsfile"),
-        revoked_host_keys=expand_home(_expand(revoked, tokens)) if revoked else None,
+        revoked_host_keys=_home_of_ssh(_expand(revoked, tokens)) if revoked else None,
         host_key_alias=alias,
         hash_known_hosts=(one("hashknownhosts") or "no").lower() in ("yes", "true"),
         proxy_jump=tuple(hop.strip() for hop in jump.split(",")) if jump else (),
@@ -238,7 +261,7 @@ def _agent_socket(value: str | None, tokens: Mapping[str, str]) -> str | None:
         return None
     if value == "SSH_AUTH_SOCK" or re.match(r"\$\w", value):
         return os.environ.get(value.lstrip("$")) or None
-    return str(expand_home(_expand(value, tokens)))
+    return str(_home_of_ssh(_expand(value, tokens)))
 
 
 def _expand(value: str, tokens: Mapping[str, str], *, environment: bool = True) -> str:
@@ -267,7 +290,7 @@ def _split_files(value: str) -> list[str]:
     names = []
     while words:
         joined = (" ".join(words[:end]) for end in range(1, len(words) + 1))
-        name = next((each for each in joined if expand_home(each).is_file()), words[0])
+        name = next((each for each in joined if _home_of_ssh(each).is_file()), words[0])
         names.append(name)
         words = words[len(name.split(" ")) :]
     return [name for name in names if name]

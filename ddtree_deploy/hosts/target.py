@@ -12,10 +12,15 @@ from ddtree_deploy.errors import DeployError
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
 LOCAL_PREFIX = "local:"
+OPENSSH_PREFIX = "openssh:"
+CONTAINER_ENGINES = ("docker", "podman")
+TRANSPORTS = ("paramiko", "openssh")
 
 # What OpenSSH refuses in a host name (and, less a few, in a user name): ProxyCommand hands both to a shell.
 _UNSAFE_HOST = re.compile(r"[\s\x00-\x1f\x7f-\x9f'\"`$\\;&<>|(){},@/?#!*\[\]]")
 _UNSAFE_USER = re.compile(r"[\s\x00-\x1f\x7f-\x9f'\"`$;&<>|(){}]")
+# What docker and podman take for a name, or an id.
+_CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 _ADDRESS6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?\Z")
 
 
@@ -26,12 +31,15 @@ class Target:
     ``root`` is the folder that holds the package folder ``sglang/``; ``python`` is the absolute path of the
     interpreter to use on the host, None to look for ``python3``. ``connect_timeout`` is in seconds and bounds
     each of TCP, key exchange and authentication. ``identity_file``, ``known_hosts`` and ``ssh_config`` are
-    files on this machine (``ssh_config`` may be "none": read no configuration).
+    files on this machine (``ssh_config`` may be "none": read no configuration). With ``container``
+    (``docker:NAME``) the commands run inside that container of the host, and paths are the container's.
     """
 
     name: str
     kind: Literal["local", "ssh"]
     ssh: str | None = None
+    transport: Literal["paramiko", "openssh"] = "paramiko"
+    container: str | None = None
     python: str | None = None
     root: str | None = None
     #: Take ``python`` for the engine's own although the tree's evidence says otherwise.
@@ -49,6 +57,14 @@ class Target:
     def options(self) -> dict[str, object]:
         """What the agent is told about the host: ``root``, ``state_dir`` and ``any_python``."""
         return {"root": self.root, "state_dir": self.state_dir, "any_python": self.any_python}
+
+    @property
+    def place(self) -> str:
+        """Where the host is, for people: the ssh destination or ``local:PATH``, and the container there."""
+        where = "this machine" if self.container else LOCAL_PREFIX + str(self.root)
+        if self.ssh:
+            where = (OPENSSH_PREFIX if self.transport == "openssh" else "") + self.ssh
+        return f"{self.container} on {where}" if self.container else where
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,16 @@ def parse_destination(text: str) -> Destination:
             raise ValueError(f"{port_text!r} is not a port number")
         port = int(port_text)
     return Destination(host, user or None, port)
+
+
+def parse_container(text: str) -> tuple[str, str]:
+    """Engine and container of ``docker:NAME`` or ``podman:NAME``. Raises ValueError."""
+    engine, _, name = text.partition(":")
+    if engine not in CONTAINER_ENGINES:
+        raise ValueError(f"{text!r} is not docker:NAME or podman:NAME")
+    if not _CONTAINER.match(name):
+        raise ValueError(f"{name!r} is not the name or id of a container")
+    return engine, name
 
 
 def expand_home(path: str | Path) -> Path:

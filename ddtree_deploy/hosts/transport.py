@@ -34,6 +34,10 @@ class RemoteProcess(Protocol):
 class Transport(Protocol):
     """An open way to one host."""
 
+    @property
+    def user(self) -> str:
+        """The account that commands run as, before any sudo."""
+
     def start(self, argv: Sequence[str]) -> RemoteProcess:
         """Start ``argv`` (quoted for the login shell where there is one). Raises DeployError DD3xx."""
 

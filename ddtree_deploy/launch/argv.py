@@ -1,50 +1,47 @@
 """From a service to the argv and environment that serve it, each part with its reason. Pure.
 
-The rules are those of an 8-GPU PCIe box with compute capability 12.0; a service may say otherwise. What cannot
-be known without the host and its models is listed in :attr:`Command.notes`, never assumed in silence.
+The rules are those of an 8-GPU PCIe box with compute capability 12.0; a service may say otherwise. What was not
+read of the host and its models is listed in :attr:`Command.unchecked`, never assumed in silence.
 """
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from packaging.version import InvalidVersion, Version
 
 from ddtree_deploy.errors import DeployError
-from ddtree_deploy.launch import flags, quoting
-from ddtree_deploy.launch.service import DDTREE, LEGAL_TP, Service, illegal_tp
+from ddtree_deploy.launch import budget, flags, legality, machine, quoting, remarks
+from ddtree_deploy.launch.budget import Plan
+from ddtree_deploy.launch.environment import Setting, settings
+from ddtree_deploy.launch.flagcheck import check_arguments
+from ddtree_deploy.launch.known import Known
+from ddtree_deploy.launch.models import Model
+from ddtree_deploy.launch.service import DDTREE, ENGINE_RUNNING_REQUESTS, TREE_BACKENDS, Service
 
-_SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-# Attention backends without kernels for compute capability 12.0, in all versions and before the named one.
-_NOT_ON_SM120 = frozenset({"fa3", "flashmla", "cutlass_mla", "trtllm_mla"})
-_LATER_ON_SM120 = {"nsa": Version("0.5.17"), "dsa": Version("0.5.17"), "trtllm_mha": Version("0.5.23")}
-_ON_SM120 = ("flashinfer", "triton")
-_DEEP_GEMM_OFF_ON_SM120 = Version("0.5.14")
-_DRAFTER_ROPE_READ = Version("0.5.13")
+#: Stand for what only the scheduler of several nodes knows; each format writes its own words for them.
+NODE_RANK, RENDEZVOUS = "{node rank}", "{rendezvous}"
+_INVENTORY = "set in the inventory; the engine's choice without it"
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A flag with its value, or a flag alone, and why it is there."""
+    """A flag with its value, or a flag alone; why it is there, and what would change it."""
 
     words: tuple[str, ...]
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """An environment variable and why it is set."""
-
-    name: str
-    value: str
-    reason: str
+    change: str
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run, with what environment; ``notes`` say what was not checked or must be done by hand."""
+    """What to run, with what environment.
+
+    ``notes`` are findings that do not stop it, ``unchecked`` what could not be known from here. ``plan`` is the
+    memory of one GPU, None where the model's configuration was not read; ``source`` says whose parser the flags were
+    held against, None for no one's.
+    """
 
     service: Service
     engine: Version
@@ -52,6 +49,9 @@ class Command:
     arguments: tuple[Argument, ...]
     environment: tuple[Setting, ...]
     notes: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    plan: Plan | None
+    source: str | None
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -60,20 +60,44 @@ class Command:
 
 
 def build_command(
-    service: Service, *, tp: int | None = None, engine: str | None = None, python: str | None = None
+    service: Service,
+    *,
+    tp: int | None = None,
+    nodes: int | None = None,
+    engine: str | None = None,
+    python: str | None = None,
+    known: Known | None = None,
 ) -> Command:
-    """The command of ``service`` at ``tp`` GPUs, with the flag names of that engine version.
+    """The command of ``service`` at ``tp`` GPUs on ``nodes``, with the flag names of that engine version.
 
-    What is None comes from the service. Raises :class:`DeployError`: ``DD601`` if something needed is missing
-    or malformed, ``DD602`` if the machine or the engine cannot do it; ``details`` has every reason when there
-    are several.
+    What is None comes from the service. ``known`` is what was read of engine and models; its engine's version goes
+    before the service's. Raises :class:`DeployError`: ``DD601`` if something needed is missing or malformed,
+    ``DD602`` if the machine, the engine or the models cannot do it; ``details`` has every reason when there are
+    several.
     """
-    version = _engine_version(service, engine)
-    service = service if tp is None else replace(service, tp=tp)
-    refused = list(_refusals(service, version))
+    known = known or Known()
+    service = replace(service, tp=service.tp if tp is None else tp, nodes=service.nodes if nodes is None else nodes)
+    version = _engine_version(service, engine, known)
+    if service.speculative and service.block_size is None and known.drafter is not None:
+        # Known from the drafter's own configuration, as the engine will read it.
+        service = replace(service, block_size=known.drafter.block_size)
+    refused = list(machine.refusals(service, version))
+    findings: list[legality.Finding] = []
+    plan = None
+    if not refused and known.model is not None:
+        findings, plan = _with_models(service, version, known, known.model)
+        refused += [finding.text for finding in findings if finding.refused] or plan.faults
+    if known.model is not None:
+        service = replace(service, hybrid=known.model.recurrent is not None)
+    arguments = tuple(_arguments(service, version, known, plan))
+    if known.engine is not None:
+        held = check_arguments(known.engine.parser, ([*map(_on_a_node, each.words)] for each in arguments))
+        findings += held
+        refused += _without_ddtree(service, known) or [finding.text for finding in held if finding.refused]
     if refused:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise DeployError("DD602", f"{service.name}: {refused[0]}{more}", details=refused if more else ())
+        table = plan.table() if plan is not None and set(plan.faults) & set(refused) else []
+        raise DeployError("DD602", f"{service.name}: {refused[0]}{more}", details=(refused if more else []) + table)
     interpreter = python or service.python
     if interpreter is None:
         raise DeployError(
@@ -84,22 +108,42 @@ def build_command(
     quoting.exec_program(interpreter)
     if ":" in interpreter:
         raise DeployError("DD601", f"{service.name}: {interpreter!a} cannot go into PATH: it holds ':'")
+    warnings = [finding.text for finding in findings if not finding.refused]
     return Command(
         service=service,
         engine=version,
         program=(interpreter, "-m", "sglang.launch_server"),
-        arguments=tuple(_arguments(service, version)),
-        environment=tuple(_environment(service, version, interpreter)),
-        notes=tuple(_notes(service, version)),
+        arguments=arguments,
+        environment=tuple(settings(service, version, interpreter, known)),
+        notes=(*warnings, *(plan.notes if plan else ()), *remarks.notes(service, version, known)),
+        unchecked=tuple(remarks.unchecked(service, version, known)),
+        plan=plan,
+        source=None if known.engine is None else known.engine.source,
     )
 
 
-def _engine_version(service: Service, engine: str | None) -> Version:
+def _with_models(service: Service, engine: Version, known: Known, model: Model) -> tuple[list[legality.Finding], Plan]:
+    """What stands in the way of serving the model so, and how it would use a GPU's memory."""
+    tree = legality.Tree.of_release(engine) if known.engine is None else known.engine.tree
+    findings = legality.check(service, engine, model, known.drafter, tree)
+    mib = service.gpu_memory_mib or budget.RTX_PRO_6000_MIB
+    compact = tree.compact_states
+    return findings, budget.plan(service, engine, model, known.drafter, gpu_mib=mib, compact_states=compact)
+
+
+def _on_a_node(word: str) -> str:
+    """The word with what a scheduler fills in put in its place."""
+    return {NODE_RANK: "0", RENDEZVOUS: "node:20000"}.get(word, word)
+
+
+def _engine_version(service: Service, engine: str | None, known: Known) -> Version:
     named = engine or service.engine
     try:
         version = flags.DEFAULT if named is None else Version(named)
     except InvalidVersion:
         raise DeployError("DD601", f"{named!a} is not an engine version such as {flags.DEFAULT}") from None
+    if known.engine is not None:
+        version = known.engine.version
     if version < flags.OLDEST:
         raise DeployError(
             "DD602",
@@ -108,51 +152,47 @@ def _engine_version(service: Service, engine: str | None) -> Version:
     return version
 
 
-def _refusals(service: Service, engine: Version) -> Iterator[str]:
-    if service.tp not in LEGAL_TP:
-        yield f"tp {illegal_tp(service.tp)}"
-    elif service.gpus and len(service.gpus) < service.tp:
-        yield f"tp {service.tp} needs {service.tp} GPUs, and the service lists {len(service.gpus)} in `gpus`"
-    if service.compute_capability.startswith("12."):
-        where = f"compute capability {service.compute_capability}"
-        allowed = " or ".join(_ON_SM120)
-        for key in ("attention_backend", "draft_attention_backend"):
-            backend = getattr(service, key)
-            if backend in _NOT_ON_SM120:
-                yield f"{key} {backend} has no kernels for {where}: use {allowed}"
-        since = _LATER_ON_SM120.get(service.attention_backend or "")
-        if since is not None and engine < since:
-            yield (
-                f"attention_backend {service.attention_backend} does not work on {where} before sglang "
-                f"{since}: use {allowed}"
-            )
+def _without_ddtree(service: Service, known: Known) -> list[str]:
+    """DDTREE is offered only where the tree's own parser has it."""
+    engine = known.engine
+    if service.algorithm != DDTREE or engine is None or engine.parser.has_ddtree:
+        return []
+    mend = (
+        "apply patch set ddtree there" if engine.installed else "no release has it; name the patched host with --host"
+    )
+    return [f"{engine.source} has no DDTREE: {mend}"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Writes the flags of one service in the names of one engine version."""
+    """Writes the flags of one service in the names of one engine."""
 
     service: Service
     engine: Version
+    known: Known
 
-    def value(self, key: str, reason: str) -> Iterator[Argument]:
+    def value(self, key: str, reason: str, change: str | None = None) -> Iterator[Argument]:
         """The flag of ``key`` with the service's value, if it has one."""
         value = getattr(self.service, key)
         if value is not None:
-            yield self.fixed(key, str(value), reason)
+            yield self.fixed(key, str(value), reason, change)
 
-    def switch(self, key: str, on: bool, reason: str) -> Iterator[Argument]:
+    def switch(self, key: str, on: bool, reason: str, change: str | None = None) -> Iterator[Argument]:
         """The flag of ``key`` without a value, if ``on``."""
         if on:
-            yield Argument((flags.flag(key, self.engine),), reason)
+            yield Argument((self._name(key),), reason, change or f"`{key}`")
 
-    def fixed(self, key: str, value: str, reason: str) -> Argument:
+    def fixed(self, key: str, value: str, reason: str, change: str | None = None) -> Argument:
         """The flag of ``key`` with this value."""
-        return Argument((flags.flag(key, self.engine), value), reason)
+        return Argument((self._name(key), value), reason, change or f"`{key}`")
+
+    def _name(self, key: str) -> str:
+        parser = None if self.known.engine is None else self.known.engine.parser
+        return flags.flag(key, self.engine, None if parser is None else parser.by_name)
 
 
-def _arguments(service: Service, engine: Version) -> Iterator[Argument]:
-    write = _Writer(service, engine)
+def _arguments(service: Service, engine: Version, known: Known, plan: Plan | None) -> Iterator[Argument]:
+    write = _Writer(service, engine, known)
     yield from write.value("engine_config", "settings that must not be in argv; the command line wins over it")
     yield from write.value("model", "the target")
     yield from write.value("served_name", "the name that clients ask for")
@@ -161,32 +201,24 @@ def _arguments(service: Service, engine: Version) -> Iterator[Argument]:
         "trust_remote_code", service.trust_remote_code, "classes may come from the model's or drafter's folder"
     )
     yield from write.value("quantization", "set in the inventory; the drafter inherits it")
-    yield from write.value("kv_cache_dtype", "set in the inventory; the engine's choice without it")
+    yield from write.value("kv_cache_dtype", _INVENTORY)
     yield from write.value("context_length", "the longest request; the model's own length without it")
     yield from write.value("bind", "the address to listen on")
     yield from write.value("port", "the port to listen on")
-    yield from write.value("tp", "the GPUs that the model is split over")
+    yield from write.value("tp", "the GPUs that the model is split over", "`tp`, or --tp")
+    yield from _distributed(write)
     yield from write.switch(
         "custom_all_reduce",
         service.tp > 2 if service.custom_all_reduce is None else not service.custom_all_reduce,
         "custom all-reduce needs NVLink above two GPUs; over PCIe NCCL does it",
+        "`custom_all_reduce`, or tp 1 or 2",
     )
     if service.speculative:
         yield from _speculation(write)
     yield from _recurrent(write)
-    yield from write.value("attention_backend", "set in the inventory; the engine's choice without it")
-    yield from write.value("moe_runner_backend", "set in the inventory; the engine's choice without it")
-    yield write.fixed(
-        "max_running_requests",
-        str(service.running_requests),
-        "the engine's own 48 would reserve recurrent state for 48 verify windows",
-    )
-    yield write.fixed(
-        "cuda_graph_max_bs",
-        str(service.cuda_graph_max_bs or service.running_requests),
-        "no batch is larger than the running requests: larger graphs only take memory",
-    )
-    yield from write.value("mem_fraction_static", "share of GPU memory for weights, state and KV cache")
+    yield from write.value("attention_backend", _attention_reason(service))
+    yield from write.value("moe_runner_backend", _INVENTORY)
+    yield from _sizes(write, plan)
     yield from write.value("chunked_prefill_size", "tokens of one prefill chunk: bounds the activations")
     yield from write.value("reasoning_parser", "splits the model's reasoning from its answer")
     yield from write.value("tool_call_parser", "reads the model's tool calls")
@@ -194,7 +226,45 @@ def _arguments(service: Service, engine: Version) -> Iterator[Argument]:
     yield from write.value("json_model_override_args", "set in the inventory; goes to target and drafter")
     yield from write.value("model_loader_extra_config", "set in the inventory; how weights are loaded")
     if service.extra_args:
-        yield Argument(service.extra_args, "`extra_args` of the inventory, as they stand")
+        yield Argument(service.extra_args, "`extra_args` of the inventory, as they stand", "`extra_args`")
+
+
+def _attention_reason(service: Service) -> str:
+    if service.verifies_trees:
+        return f"a tree is verified on {' or '.join(TREE_BACKENDS)} alone"
+    return _INVENTORY
+
+
+def _distributed(write: _Writer) -> Iterator[Argument]:
+    if write.service.nodes > 1:
+        yield from write.value("nodes", "the engine's own distributed mode over several hosts", "`nodes`, or --nodes")
+        yield write.fixed("node_rank", NODE_RANK, "which of the nodes this is", "the scheduler")
+        yield write.fixed("rendezvous", RENDEZVOUS, "where the ranks meet: the first node", "`rendezvous_port`")
+
+
+def _sizes(write: _Writer, plan: Plan | None) -> Iterator[Argument]:
+    service = write.service
+    if plan is not None and service.max_running_requests is None:
+        running = plan.running
+        why = "picked: the most requests that fit the GPU's memory beside the weights; see --memory"
+    else:
+        running = service.running_requests
+        why = "requests at once: bounds the batch, and the memory that each request takes"
+        if service.speculative and service.hybrid is not False:
+            why = f"the engine's own {ENGINE_RUNNING_REQUESTS} would reserve recurrent states for so many verifies"
+    yield write.fixed("max_running_requests", str(running), why)
+    yield write.fixed(
+        "cuda_graph_max_bs",
+        str(service.cuda_graph_max_bs or running),
+        "no batch is larger than the running requests: larger graphs only take memory",
+        "`cuda_graph_max_bs`, or `max_running_requests`",
+    )
+    share = "share of GPU memory for weights, state and KV cache"
+    if plan is not None and service.mem_fraction_static is None:
+        why = f"picked: the largest {share} that leaves room for the rest; see --memory"
+        yield write.fixed("mem_fraction_static", str(plan.fraction), why)
+    else:
+        yield from write.value("mem_fraction_static", share)
 
 
 def _speculation(write: _Writer) -> Iterator[Argument]:
@@ -204,7 +274,7 @@ def _speculation(write: _Writer) -> Iterator[Argument]:
     yield from write.value("drafter_revision", "pins the drafter's weights")
     yield from write.value("block_size", "positions that the drafter fills in at once")
     yield from write.value("draft_window", "the drafter attends to so many tokens only")
-    yield from write.value("draft_attention_backend", "set in the inventory; the engine's choice without it")
+    yield from write.value("draft_attention_backend", _INVENTORY)
     if service.algorithm == DDTREE:
         yield from write.value("budget", "tree nodes that one verify takes")
         yield from write.value("topk", "candidates for each position of the tree")
@@ -228,71 +298,7 @@ def _recurrent(write: _Writer) -> Iterator[Argument]:
             "mamba_scheduler_strategy",
             "extra_buffer",
             "a hybrid target with the radix cache cannot speculate without the extra buffer",
+            "`mamba_scheduler_strategy`, or `radix_cache = false`",
         )
     yield from write.value("mamba_track_interval", "set in the inventory: tokens between saved states")
     yield from write.value("mamba_ssm_dtype", "set in the inventory: precision of the recurrent state")
-
-
-def _environment(service: Service, engine: Version, interpreter: str) -> Iterator[Setting]:
-    own = service.environment
-    for setting in _default_environment(service, engine, interpreter):
-        if setting.name not in own:
-            yield setting
-    for name, value in own.items():
-        yield Setting(name, value, "set in the inventory")
-
-
-def _default_environment(service: Service, engine: Version, interpreter: str) -> Iterator[Setting]:
-    folders = dict.fromkeys((posixpath.dirname(interpreter), f"{service.cuda_home}/bin", *_SYSTEM_PATH))
-    yield Setting("PATH", ":".join(folders), "kernels are compiled at run time: ninja of the venv, and nvcc")
-    yield Setting("CUDA_HOME", service.cuda_home, "where run-time compilation finds nvcc and the headers")
-    if service.gpus:
-        yield Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "GPU numbers mean what nvidia-smi shows")
-        visible = ",".join(str(gpu) for gpu in service.gpus[: service.tp])
-        yield Setting("CUDA_VISIBLE_DEVICES", visible, "the GPUs of this service")
-    if service.tp > 1:
-        yield Setting("NCCL_IB_DISABLE", "1", "one host: no InfiniBand to look for")
-        yield Setting("NCCL_P2P_LEVEL", "SYS", "peer-to-peer over PCIe, across sockets too")
-    yield Setting("OMP_NUM_THREADS", "8", "each rank would else start a thread on every core")
-    if service.speculative:
-        yield Setting(
-            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
-            "1",
-            "drafters are trained on shorter contexts than the target serves",
-        )
-    if engine < _DEEP_GEMM_OFF_ON_SM120 and service.compute_capability.startswith("12."):
-        yield Setting("SGLANG_ENABLE_JIT_DEEPGEMM", "0", "takes capability 12.0 for 10.0 and gives wrong results")
-
-
-def _notes(service: Service, engine: Version) -> Iterator[str]:
-    yield f"flag names are those of sglang {engine}; the version that is installed was not read"
-    if engine > flags.NEWEST:
-        yield f"sglang {engine} is newer than {flags.NEWEST}, the last version whose flags are known"
-    if service.algorithm == DDTREE:
-        yield "not checked: that the host's engine has DDTREE; no release has, see `ddtree-deploy status`"
-    if not service.gpus:
-        yield f"not checked: that the host has {service.tp} GPUs; `gpus` lists none"
-    yield f"not checked: the model's heads, experts and quantisation blocks against tp {service.tp}"
-    yield (
-        f"not checked: that weights, KV cache and state of {service.running_requests} running requests "
-        "fit the GPUs' memory"
-    )
-    if service.speculative:
-        yield "not checked: the drafter's layers, sizes, vocabulary and context against the target"
-        if service.hybrid is None:
-            yield (
-                "not checked: whether the target has recurrent layers; set `hybrid`, since then it needs "
-                "the extra_buffer strategy"
-            )
-        if engine < _DRAFTER_ROPE_READ and '"rope_theta"' not in (service.json_model_override_args or ""):
-            yield (
-                f"sglang {engine} reads the drafter's rope base wrong where its config has rope_parameters: "
-                "apply patch set dflash-fixes, or set rope_theta in `json_model_override_args`"
-            )
-    unused: tuple[str, ...] = () if service.algorithm == DDTREE else flags.DDTREE_KEYS
-    unused += () if service.speculative else flags.DRAFT_KEYS
-    for key in unused:
-        if getattr(service, key):
-            yield f"`{key}` has no effect: the algorithm is {service.algorithm}"
-    if service.user is None:
-        yield "no `user` is set: the unit runs the engine as root"

@@ -5,7 +5,7 @@ Names are full ones: an abbreviation that works today is an error as soon as a n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from packaging.version import Version
 
@@ -52,13 +52,19 @@ _FLAGS: Mapping[str, str] = {
     "json_model_override_args": "--json-model-override-args",
     "model_loader_extra_config": "--model-loader-extra-config",
     "engine_config": "--config",
+    "nodes": "--nnodes",
+    "node_rank": "--node-rank",
+    "rendezvous": "--dist-init-addr",
 }
+
+# What the scheduler of several nodes fills in; no key of a service.
+SCHEDULED = ("node_rank", "rendezvous")
 
 # Keys of a drafter, and keys whose flags only the ddtree patch set adds: no release has them.
 DRAFT_KEYS = ("drafter", "drafter_revision", "block_size", "draft_window", "draft_attention_backend")
 DDTREE_KEYS = ("budget", "topk", "allow_hybrid_unsafe", "shadow_linear")
 
-# Flag -> the first version of its successor. The old names of these three are gone from 0.5.20 on.
+# Flag -> its successor and the first version that has it. The old names of these are gone from 0.5.20 on.
 _RENAMED: Mapping[str, tuple[Version, str]] = {
     "--speculative-dflash-draft-window-size": (Version("0.5.12"), "--speculative-draft-window-size"),
     "--mamba-scheduler-strategy": (Version("0.5.14"), "--mamba-radix-cache-strategy"),
@@ -77,11 +83,28 @@ _ALIASES: Mapping[str, str] = {
 _SECRET = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 
 
-def flag(key: str, engine: Version) -> str:
-    """The full name of the flag that ``key`` writes, in that engine version."""
+def flag(key: str, engine: Version, installed: Container[str] | None = None) -> str:
+    """The full name of the flag that ``key`` writes: in that engine version, or among the flags ``installed``.
+
+    The installed parser's word counts where it has one of the names; the newer one goes first.
+    """
     name = _FLAGS[key]
-    since, successor = _RENAMED.get(name, (None, name))
-    return successor if since is not None and engine >= since else name
+    if name not in _RENAMED:
+        return name
+    since, successor = _RENAMED[name]
+    if installed is not None and (successor in installed) != (name in installed):
+        return successor if successor in installed else name
+    return successor if engine >= since else name
+
+
+def renamed(name: str) -> str | None:
+    """What a flag that a parser does not know is called before or after its renaming, if that is known."""
+    for old, (since, new) in _RENAMED.items():
+        if name == old:
+            return f"{new} from sglang {since} on"
+        if name == new:
+            return f"{old} before sglang {since}"
+    return None
 
 
 def owner(argument: str) -> str | None:

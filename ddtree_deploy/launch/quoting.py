@@ -146,6 +146,21 @@ def shell_require(name: str) -> str:
     return f': "${{{name}:?must be in the environment}}" && export {name}'
 
 
+def sbatch_word(value: str) -> str:
+    """The value of an ``#SBATCH`` option, which Slurm splits and expands by rules of its own: plain words alone."""
+    _refuse_if("an option of sbatch", fault(value))
+    if not _BARE_WORD.fullmatch(value):
+        raise _refused(f"the option {value!a} of sbatch", "only letters, digits and _ @ / . , : = + - go there")
+    return value
+
+
+def yaml_string(value: str) -> str:
+    """A double-quoted YAML scalar. What is not printable, and what YAML holds for a line break, is escaped."""
+    _refuse_if("a string", fault(value))
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped) + '"'
+
+
 def _c_escape(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t")
     return escaped.replace("%", "%%")

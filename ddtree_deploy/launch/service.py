@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -13,10 +12,14 @@ from packaging.version import InvalidVersion, Version
 
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.launch import flags, quoting
+from ddtree_deploy.wording import did_you_mean, toml_type
 
 DDTREE, DFLASH, NO_SPECULATION = "DDTREE", "DFLASH", "none"
 LEGAL_TP = (1, 2, 4, 8)
+LEGAL_TP_OF_NODES = (2, 4, 8, 16, 32, 64)
+GPUS_OF_A_NODE = 8
 MAX_RUNNING_REQUESTS = 16
+ENGINE_RUNNING_REQUESTS = 48  # the engine's own under DFLASH
 BLOCK_SIZE = 16  # the engine's own fallback where neither flag nor draft config says one
 TRACK_INTERVAL = 256  # the engine's default of --mamba-track-interval
 
@@ -67,8 +70,12 @@ class Service:
     mamba_track_interval: int | None = None
     mamba_ssm_dtype: str | None = None
 
-    tp: int = 1
-    gpus: tuple[int, ...] = ()  # empty: all GPUs of the host, none hidden
+    tp: int = 1  # over all nodes
+    nodes: int = 1  # more than one needs a scheduler: Slurm or Kubernetes
+    rendezvous_port: int = 20000  # where the ranks of several nodes meet, on the first of them
+    image: str | None = None  # container image, for Kubernetes
+    gpu_memory_mib: int | None = None  # of one GPU, as nvidia-smi shows it; None: an RTX PRO 6000's
+    gpus: tuple[int, ...] = ()  # empty: all GPUs of the host, none hidden; not used under a scheduler
     compute_capability: str = "12.0"
     custom_all_reduce: bool | None = None  # None: off above two GPUs
 
@@ -103,14 +110,24 @@ class Service:
         return self.algorithm != NO_SPECULATION
 
     @property
+    def gpus_per_node(self) -> int:
+        """GPUs that the service takes on each of its nodes."""
+        return max(self.tp // self.nodes, 1)
+
+    @property
     def running_requests(self) -> int:
         """The ``--max-running-requests`` that is passed."""
         return MAX_RUNNING_REQUESTS if self.max_running_requests is None else self.max_running_requests
 
     @property
+    def verifies_trees(self) -> bool:
+        """Whether trees are verified, not only drafted."""
+        return self.algorithm == DDTREE and not self.shadow_linear
+
+    @property
     def verify_tokens(self) -> int:
         """Tokens that one verify of one request takes: the tree and its root, or the block."""
-        if self.algorithm == DDTREE and self.budget is not None and not self.shadow_linear:
+        if self.verifies_trees and self.budget is not None:
             return self.budget + 1
         return BLOCK_SIZE if self.block_size is None else self.block_size
 
@@ -129,7 +146,7 @@ class Service:
             reader = _READERS.get(key)
             if reader is None:
                 shown = key if key.isprintable() else ascii(key)
-                problems.append(f"services.{name}.{shown}: unknown key{_did_you_mean(key)}")
+                problems.append(f"services.{name}.{shown}: unknown key{did_you_mean(key, _READERS)}")
                 continue
             try:
                 values[key] = reader(value)
@@ -155,7 +172,7 @@ _Reader = Callable[[object], Any]
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise _Bad(f"must be a string, not {_toml_type(value)}")
+        raise _Bad(f"must be a string, not {toml_type(value)}")
     why = quoting.fault(value)
     if why is not None:
         raise _Bad(f"cannot be used: {why}")
@@ -186,9 +203,7 @@ def _choice(*choices: str) -> _Reader:
     def read(value: object) -> str:
         text = _text(value)
         if text not in choices:
-            close = difflib.get_close_matches(text.lower(), [choice.lower() for choice in choices], 1)
-            hint = "".join(f"; did you mean {c!r}?" for c in choices if c.lower() in close)
-            raise _Bad(f"{text!a} is not one of {', '.join(choices)}{hint}")
+            raise _Bad(f"{text!a} is not one of {', '.join(choices)}{did_you_mean(text, choices)}")
         return text
 
     return read
@@ -196,14 +211,14 @@ def _choice(*choices: str) -> _Reader:
 
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise _Bad(f"must be true or false, not {_toml_type(value)}")
+        raise _Bad(f"must be true or false, not {toml_type(value)}")
     return value
 
 
 def _integer(low: int, high: int, *others: int) -> _Reader:
     def read(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise _Bad(f"must be an integer, not {_toml_type(value)}")
+            raise _Bad(f"must be an integer, not {toml_type(value)}")
         if not low <= value <= high and value not in others:
             also = "".join(f" or {other}" for other in others)
             raise _Bad(f"{value} is not between {low} and {high}{also}")
@@ -214,15 +229,16 @@ def _integer(low: int, high: int, *others: int) -> _Reader:
 
 def _fraction(value: object) -> float:
     if not isinstance(value, float):
-        raise _Bad(f"must be a fraction such as 0.8, not {_toml_type(value)}")
+        raise _Bad(f"must be a fraction such as 0.8, not {toml_type(value)}")
     if not 0 < value < 1:
         raise _Bad(f"{value} is not between 0 and 1")
     return value
 
 
 def _tp(value: object) -> int:
-    tp: int = _integer(1, 8)(value)
-    if tp not in LEGAL_TP:
+    # Whether so many nodes can hold them is for the whole table to say.
+    tp: int = _integer(1, LEGAL_TP_OF_NODES[-1])(value)
+    if tp not in LEGAL_TP and tp not in LEGAL_TP_OF_NODES:
         raise _Bad(illegal_tp(tp))
     return tp
 
@@ -284,7 +300,7 @@ def _version(value: object) -> str:
 
 def _json_table(value: object) -> str:
     if not isinstance(value, dict):
-        raise _Bad(f"must be a table, not {_toml_type(value)}; it is passed as JSON")
+        raise _Bad(f"must be a table, not {toml_type(value)}; it is passed as JSON")
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -294,7 +310,7 @@ def _json_table(value: object) -> str:
 def _list_of(reader: _Reader) -> _Reader:
     def read(value: object) -> tuple[Any, ...]:
         if not isinstance(value, list):
-            raise _Bad(f"must be a list, not {_toml_type(value)}")
+            raise _Bad(f"must be a list, not {toml_type(value)}")
         items: list[Any] = []
         for number, item in enumerate(value, 1):
             try:
@@ -327,13 +343,13 @@ def _env_name(value: object) -> str:
 
 def _environment(value: object) -> Mapping[str, str]:
     if not isinstance(value, dict):
-        raise _Bad(f"must be a table, not {_toml_type(value)}")
+        raise _Bad(f"must be a table, not {toml_type(value)}")
     environment: dict[str, str] = {}
     for name, setting in value.items():
         if not quoting.is_env_name(name):
             raise _Bad(f"{name!a} is not the name of a variable")
         if isinstance(setting, bool) or not isinstance(setting, (str, int)):
-            raise _Bad(f"{name} must be a string or an integer, not {_toml_type(setting)}")
+            raise _Bad(f"{name} must be a string or an integer, not {toml_type(setting)}")
         text = str(setting)
         why = quoting.fault(text)
         if why is not None:
@@ -377,6 +393,10 @@ _READERS: Mapping[str, _Reader] = {
     "mamba_track_interval": _size,
     "mamba_ssm_dtype": _choice("float32", "bfloat16", "float16"),
     "tp": _tp,
+    "nodes": _integer(1, 64),
+    "rendezvous_port": _integer(1, 65535),
+    "image": _word,
+    "gpu_memory_mib": _integer(1024, 1 << 22),
     "gpus": _distinct(_integer(0, 63)),
     "compute_capability": _pattern(_CAPABILITY, "a compute capability such as 12.0"),
     "custom_all_reduce": _flag,
@@ -406,12 +426,24 @@ _READERS: Mapping[str, _Reader] = {
 }
 
 
-def illegal_tp(tp: int) -> str:
-    """Why no service runs at this tensor-parallel size."""
+def illegal_tp(tp: int, nodes: int = 1) -> str:
+    """Why no service runs at this tensor-parallel size on so many nodes."""
+    if nodes > 1:
+        return (
+            f"{tp} cannot be split over {nodes} nodes: it must be a power of two up to {LEGAL_TP_OF_NODES[-1]} that "
+            f"divides by the nodes, with at most {GPUS_OF_A_NODE} GPUs of each"
+        )
     return (
         f"{tp} is not a tensor-parallel size that the served models divide by: attention heads, key heads "
         f"of the recurrent layers and the drafter's heads allow {', '.join(map(str, LEGAL_TP))}"
     )
+
+
+def is_legal_tp(tp: int, nodes: int) -> bool:
+    """Whether so many GPUs can serve on so many nodes; what the model's own heads allow is not asked here."""
+    if nodes == 1:
+        return tp in LEGAL_TP
+    return tp in LEGAL_TP_OF_NODES and tp % nodes == 0 and tp // nodes <= GPUS_OF_A_NODE
 
 
 def _contradictions(service: Service) -> list[tuple[str, str]]:
@@ -433,7 +465,9 @@ def _contradictions(service: Service) -> list[tuple[str, str]]:
     ):
         found.append(("draft_window", f"{service.draft_window} is less than block_size {service.block_size}"))
     found += _recurrent_contradictions(service)
-    if service.gpus and len(service.gpus) < service.tp:
+    if not is_legal_tp(service.tp, service.nodes):
+        found.append(("tp", illegal_tp(service.tp, service.nodes)))
+    elif service.nodes == 1 and service.gpus and len(service.gpus) < service.tp:
         found.append(("gpus", f"{len(service.gpus)} listed, but tp is {service.tp}"))
     if "CUDA_VISIBLE_DEVICES" in service.environment and service.gpus:
         found.append(("environment", "CUDA_VISIBLE_DEVICES is made from `gpus`; give one of the two"))
@@ -478,23 +512,6 @@ def _recurrent_contradictions(service: Service) -> list[tuple[str, str]]:
         )
     interval = TRACK_INTERVAL if service.mamba_track_interval is None else service.mamba_track_interval
     if service.radix_cache and service.verify_tokens > interval:
-        key = "budget" if service.algorithm == DDTREE and not service.shadow_linear else "block_size"
+        key = "budget" if service.verifies_trees else "block_size"
         found.append((key, f"a verify of {service.verify_tokens} tokens exceeds mamba_track_interval {interval}"))
     return found
-
-
-def _did_you_mean(key: str) -> str:
-    close = difflib.get_close_matches(key, _READERS, 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _toml_type(value: object) -> str:
-    names: dict[type, str] = {
-        bool: "a boolean",
-        int: "an integer",
-        float: "a float",
-        str: "a string",
-        list: "a list",
-        dict: "a table",
-    }
-    return names.get(type(value), "a date or time")

@@ -26,6 +26,7 @@ class State(StrEnum):
     DRIFT = "drift"
     PARTLY = "partly"  # of a set: some of its files are applied, others pending
     UNSERVED = "unserved"  # of a set: no family is for this engine version
+    UNNEEDED = "unneeded"  # of a set: it says that this engine version needs nothing of it
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class FileStatus:
 class SetStatus:
     """One set. ``family`` and ``version`` (the exact engine version whose hashes were used) are the nearest
     ones for an unserved set; ``version`` is None for an ad-hoc set. ``borrowed``: no family lists the engine,
-    but every hash is that of ``version``. ``recorded``: the host's record of the set, of whatever version.
+    but every hash is that of ``version``. ``recorded``: the host's record of the set, of whatever version. An
+    unneeded set has no version and no files.
     """
 
     patch_set: PatchSet
@@ -125,7 +127,11 @@ class _Classifier:
         self.current = current
         self.recorded = recorded
         self.top = {path: record for record in recorded for path in record.files}
-        self.choices = {name: self.choose(with_requirements(name, self.sets)) for name in self.sets}
+        closures = {
+            name: [item for item in with_requirements(name, self.sets) if engine not in item.unneeded]
+            for name in self.sets
+        }
+        self.choices = {name: self.choose(closure) for name, closure in closures.items()}
 
     def statuses(self) -> tuple[SetStatus, ...]:
         return tuple(self.status(patch_set) for patch_set in self.sets.values())
@@ -170,6 +176,10 @@ class _Classifier:
     # -- one set -------------------------------------------------------------------------------
 
     def status(self, patch_set: PatchSet) -> SetStatus:
+        if self.engine in patch_set.unneeded:
+            family = next(iter(patch_set.families.values()))
+            record = self.record_of(patch_set, family)
+            return SetStatus(patch_set, family, None, State.UNNEEDED, (), False, record)
         # Its own, or that of a set built on it which accounts for what its own does not.
         own = self.choices[patch_set.name]
         fitting = (choice for choice in self.choices.values() if choice.fits and patch_set.name in choice.versions)
@@ -208,6 +218,8 @@ class _Classifier:
             force = {path for path in record.files if self.intact(path, record)}
             if force and (states != {State.APPLIED} or force - set(family.paths)):
                 return State.SUPERSEDED
+        if not states:  # a set that does nothing yet
+            return State.PENDING
         return states.pop() if len(states) == 1 else State.PARTLY
 
     def intact(self, path: str, record: Recorded) -> bool:

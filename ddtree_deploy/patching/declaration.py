@@ -14,9 +14,17 @@
     engines = ["0.5.11"]                       # exact versions
     added = ["sglang/srt/speculative/x.py"]    # taken from new/; may be left out
 
+    [family."0.5.11".left_out]                 # patches of other families that this one does without, and why
+    "0002-y.patch" = "the fault ended in 0.5.11"
+
+    [unneeded]                                 # versions that need nothing of the set, and why: there it counts
+    "0.5.20" = "fixed upstream"                # as applied for the sets that require it
+
     [hashes."0.5.11"."sglang/srt/speculative/y.py"]
     before = "<sha256>"                        # left out: the file is not there before
     after = "<sha256>"                         # left out: the file is not there afterwards
+
+``left_out``, ``unneeded`` and, for a family that does nothing yet, the hashes may be absent.
 """
 
 from __future__ import annotations
@@ -24,10 +32,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from ddtree_deploy.patching.names import why_disallowed, why_unsafe
+from ddtree_deploy.patching.names import PLAIN_PATH, why_disallowed, why_unsafe
 from ddtree_deploy.patching.problems import Problem, printable
 from ddtree_deploy.patching.series import NAME
 from ddtree_deploy.tomllines import KeyLines
@@ -36,8 +44,7 @@ SCHEMA = 1
 NEW = "new"
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9._+@/-]+")
-_TOP_KEYS = {"schema", "name", "version", "summary", "package", "root", "requires", "family", "hashes"}
+_TOP_KEYS = {"schema", "name", "version", "summary", "package", "root", "requires", "unneeded", "family", "hashes"}
 _KINDS = {str: "a text", list: "an array", dict: "a table", int: "a number"}
 
 
@@ -51,16 +58,19 @@ class FileHashes:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredFamily:
-    """A family's table: its name, the exact engine versions, the added files' paths."""
+    """A family's table: its name, the exact engine versions, the added files' paths, and the patches of other
+    families that it does without (name -> why).
+    """
 
     name: str
     engines: tuple[str, ...]
     added: tuple[str, ...]
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A patchset.toml. ``hashes``: engine version -> path -> hashes."""
+    """A patchset.toml. ``hashes``: engine version -> path -> hashes. ``unneeded``: engine version -> why."""
 
     name: str
     version: str
@@ -70,6 +80,7 @@ class Declaration:
     requires: tuple[str, ...]
     families: dict[str, DeclaredFamily]
     hashes: dict[str, dict[str, FileHashes]]
+    unneeded: dict[str, str] = field(default_factory=dict)
 
 
 def read_declaration(data: bytes, where: str) -> tuple[Declaration | None, list[Problem]]:
@@ -117,10 +128,14 @@ class _Checker:
         if name and name in requires:
             self.problem(("requires",), f"{name} requires itself")
         families = self.families()
-        hashes = self.hashes({engine for family in families.values() for engine in family.engines})
+        served = {engine for family in families.values() for engine in family.engines}
+        hashes = self.hashes(served)
+        unneeded = self.reasons(("unneeded",), _VERSION, "an exact version")
+        for engine in sorted(served.intersection(unneeded)):
+            self.problem(("unneeded", engine), "a family serves that version")
         if self.problems:
             return None, self.problems
-        return Declaration(name, version, summary, package, self.roots, requires, families, hashes), []
+        return Declaration(name, version, summary, package, self.roots, requires, families, hashes, unneeded), []
 
     # -- values --------------------------------------------------------------------------------
 
@@ -170,8 +185,16 @@ class _Checker:
             if key not in known:
                 self.problem((*path, key), "is not a key of this format")
 
-    def tables(self, path: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-        for key in self.value(path, dict) or {}:
+    def reasons(self, path: tuple[str, ...], pattern: re.Pattern[str], what: str) -> dict[str, str]:
+        """A table of names and texts that may be left out."""
+        found = self.value(path, dict, optional=True) or {}
+        for name, text in found.items():
+            self.fits((*path, name), name, pattern, what)
+            self.fits((*path, name), text, None, "")
+        return dict(found)
+
+    def tables(self, path: tuple[str, ...], optional: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+        for key in self.value(path, dict, optional) or {}:
             table = self.value((*path, key), dict)
             if table is not None:
                 yield key, table
@@ -195,7 +218,7 @@ class _Checker:
 
     def path_fits(self, path: tuple[str | int, ...], name: str) -> bool:
         reason = why_disallowed(name, self.roots)
-        if reason is None and not _PLAIN_PATH.fullmatch(name):
+        if reason is None and not PLAIN_PATH.fullmatch(name):
             reason = "names in a set are of letters, digits and ._+@-"
         if reason is not None:
             self.problem(path, f"{printable(name.encode())}: {reason}")
@@ -209,7 +232,7 @@ class _Checker:
             if not NAME.fullmatch(name) or name == NEW:
                 self.problem(path, f"{printable(name.encode())} cannot be a family's name: it is a folder's")
                 continue
-            self.unknown(path, table, {"engines", "added"})
+            self.unknown(path, table, {"engines", "added", "left_out"})
             engines = self.texts((*path, "engines"), _VERSION, "an exact version")
             if not engines and table.get("engines") == []:
                 self.problem((*path, "engines"), "must name a version")
@@ -220,14 +243,15 @@ class _Checker:
             added = self.texts((*path, "added"), None, "", optional=True)
             for item in added:
                 self.path_fits((*path, "added"), item)
-            families[name] = DeclaredFamily(name, engines, added)
+            left_out = self.reasons((*path, "left_out"), NAME, "a patch's name")
+            families[name] = DeclaredFamily(name, engines, added, left_out)
         if not families and self.table.get("family") == {}:
             self.problem(("family",), "there is no family")
         return families
 
     def hashes(self, engines: set[str]) -> dict[str, dict[str, FileHashes]]:
         hashes: dict[str, dict[str, FileHashes]] = {}
-        for engine, files in self.tables(("hashes",)):
+        for engine, files in self.tables(("hashes",), optional=True):
             if engine not in engines:
                 self.problem(("hashes", engine), "no family serves this version")
                 continue
@@ -237,9 +261,6 @@ class _Checker:
                     hashes[engine][path] = self.file_hashes(("hashes", engine, path), table)
             if not files:
                 self.problem(("hashes", engine), "has no file")
-        given = self.table.get("hashes")
-        for engine in sorted(engines.difference(given if isinstance(given, dict) else ())):
-            self.problem(("hashes", engine), "is missing, and a family serves that version")
         return hashes
 
     def file_hashes(self, path: tuple[str, ...], table: dict[str, Any]) -> FileHashes:

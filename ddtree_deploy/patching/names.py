@@ -14,6 +14,8 @@ SUFFIXES = frozenset(
         *(".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".proto", ".html", ".csv", ".typed"),
     )
 )
+#: The names that a patch set may have: no tool needs to quote them.
+PLAIN_PATH = re.compile(r"[A-Za-z0-9._+@/-]+")
 TEMP_PREFIX = ".ddtree-"
 _MAX_PATH, _MAX_COMPONENT = 1024, 200
 _ESCAPES = {

@@ -17,7 +17,7 @@ import difflib
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -34,7 +34,7 @@ from ddtree_deploy.patching.diff import read
 from ddtree_deploy.patching.filediff import FileDiff, Kind
 from ddtree_deploy.patching.images import sha256
 from ddtree_deploy.patching.names import check_paths
-from ddtree_deploy.patching.problems import Problem, as_error
+from ddtree_deploy.patching.problems import Problem, as_error, printable
 from ddtree_deploy.patching.series import read_series
 
 TOML = "patchset.toml"
@@ -58,7 +58,8 @@ class Family:
     """What a set does to the engine versions of one family.
 
     ``hashes``: exact version -> path -> sha256 before and after; empty for an ad-hoc set. ``added``: path ->
-    bytes. ``digest`` changes with anything that changes what applying it means.
+    bytes. ``left_out``: patches of other families that this one does without -> why. ``digest`` changes with
+    anything that changes what applying it means.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Family:
     added: Mapping[str, bytes]
     hashes: Mapping[str, Mapping[str, FileHashes]]
     digest: str
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -86,7 +88,9 @@ class Family:
 
 @dataclass(frozen=True)
 class PatchSet:
-    """A loaded and checked set. ``digest`` covers its declaration and every family."""
+    """A loaded and checked set. ``digest`` covers its declaration and every family. ``unneeded``: engine
+    versions that need nothing of it -> why.
+    """
 
     name: str
     version: str
@@ -97,6 +101,7 @@ class PatchSet:
     families: Mapping[str, Family]
     digest: str
     adhoc: bool = False
+    unneeded: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -113,10 +118,11 @@ class PatchSet:
 # -- order -------------------------------------------------------------------------------------------
 
 
-def in_order(names: Iterable[str], sets: Mapping[str, PatchSet]) -> tuple[PatchSet, ...]:
+def in_order(names: Iterable[str], sets: Mapping[str, PatchSet | None]) -> tuple[PatchSet, ...]:
     """The named sets and all that they require, each once, requirements first, else in the given order.
 
-    Raises DeployError DD107 for an unknown set, DD108 for a required set that is unknown or a cycle.
+    Raises DeployError DD107 for an unknown set, DD108 for a required set that is unknown or not sound (None), or
+    a cycle.
     """
     ordered: dict[str, PatchSet] = {}
 
@@ -128,8 +134,10 @@ def in_order(names: Iterable[str], sets: Mapping[str, PatchSet]) -> tuple[PatchS
             raise DeployError("DD108", f"patch sets require one another: {cycle}")
         found = sets.get(name)
         if found is None:
-            if above:
-                raise DeployError("DD108", f"the patch set {above[-1]} requires {name}, which is unknown")
+            if above or name in sets:
+                what = "not valid" if name in sets else "unknown"
+                by = f"the patch set {above[-1]} requires {name}, which" if above else f"the patch set {name}"
+                raise DeployError("DD108", f"{by} is {what}")
             close = difflib.get_close_matches(name, sets, 1)
             known = f"did you mean {close[0]}?" if close else "known: " + (", ".join(sorted(sets)) or "none")
             raise DeployError("DD107", f"there is no patch set {name}", known)
@@ -142,7 +150,7 @@ def in_order(names: Iterable[str], sets: Mapping[str, PatchSet]) -> tuple[PatchS
     return tuple(ordered.values())
 
 
-def with_requirements(name: str, sets: Mapping[str, PatchSet]) -> tuple[PatchSet, ...]:
+def with_requirements(name: str, sets: Mapping[str, PatchSet | None]) -> tuple[PatchSet, ...]:
     """The set ``name`` last, before it all that it requires: see :func:`in_order`."""
     return in_order([name], sets)
 
@@ -150,31 +158,75 @@ def with_requirements(name: str, sets: Mapping[str, PatchSet]) -> tuple[PatchSet
 # -- loading -----------------------------------------------------------------------------------------
 
 
-def load_sets(folder: Traversable) -> dict[str, PatchSet]:
+def survey_sets(folder: Traversable) -> tuple[dict[str, PatchSet], dict[str, list[Problem]]]:
     """Every set below ``folder``, by name, in sorted order; plain files and hidden folders are none.
 
-    Raises one DeployError DD108 with every problem of every set: also required sets that are unknown, that
-    require one another, or whose hashes do not fit those of the sets built on them.
+    Sound sets, and the problems (DD108) of the others: also of those that require a set that is unknown or not
+    sound, require one another, or whose hashes do not fit those of the sets they are built on.
     """
     sets: dict[str, PatchSet] = {}
-    problems: list[Problem] = []
-    for item in sorted(folder.iterdir(), key=lambda item: item.name):
-        if not item.is_dir() or item.name.startswith(".") or item.name == _BYTECODE:
-            continue
-        loaded, found = _read_set(item)
-        problems += found
+    broken: dict[str, list[Problem]] = {}
+    for name in _names(folder):
+        loaded, problems = _read_set(folder.joinpath(name))
         if loaded is not None:
-            sets[item.name] = loaded
-    if not problems:
-        problems = _check_requirements(sets)
+            sets[name] = loaded
+        else:
+            broken[name] = problems
+    known: dict[str, PatchSet | None] = {**sets, **dict.fromkeys(broken)}
+    together = {name: _check_requirements(name, known) for name in sets}
+    broken.update({name: problems for name, problems in together.items() if problems})
+    return {name: item for name, item in sets.items() if name not in broken}, broken
+
+
+def load_sets(folder: Traversable) -> dict[str, PatchSet]:
+    """Every set of :func:`survey_sets`; raises one DeployError DD108 with every problem of every set."""
+    sets, broken = survey_sets(folder)
+    problems = [problem for name in sorted(broken) for problem in broken[name]]
     if problems:
         raise as_error(problems, "patch sets")
     return sets
 
 
-def load_set(folder: Traversable) -> PatchSet:
-    """The set in ``folder``, checked by itself. Raises one DeployError DD108 with every problem."""
-    loaded, problems = _read_set(folder)
+def load_closure(name: str, folder: Traversable) -> tuple[PatchSet, ...]:
+    """The set ``name`` below ``folder`` last, before it all that it requires; no other set is looked at.
+
+    Raises DeployError DD107 for an unknown set, one DD108 with every problem of all of them.
+    """
+    return _closure(name, folder, None)
+
+
+def _closure(name: str, folder: Traversable, own: PatchSet | None) -> tuple[PatchSet, ...]:
+    """:func:`load_closure`; ``own`` is the set if it is loaded already, from elsewhere."""
+    known = _names(folder)
+    sets: dict[str, PatchSet | None] = {name: own} if own else {}
+    problems: list[Problem] = []
+    waiting = [name, *(own.requires if own else ())]
+    while waiting:
+        wanted = waiting.pop()
+        if wanted in sets or wanted not in known:
+            continue
+        loaded, found = _read_set(folder.joinpath(wanted))
+        sets[wanted] = loaded
+        problems += found
+        waiting += loaded.requires if loaded else ()
+    problems = problems or (_check_requirements(name, sets) if name in sets else [])
+    if problems:
+        raise as_error(problems, f"patch set {name}")
+    return with_requirements(name, {**dict.fromkeys(known), **sets})
+
+
+def _names(folder: Traversable) -> list[str]:
+    """The names of the sets below ``folder``."""
+    entries = sorted(folder.iterdir(), key=lambda item: item.name)
+    return [item.name for item in entries if item.is_dir() and not item.name.startswith(".") and item.name != _BYTECODE]
+
+
+def load_set(folder: Traversable, *, trust_hashes: bool = True) -> PatchSet:
+    """The set in ``folder``, checked by itself; ``trust_hashes=False`` for one whose hashes are to be made anew.
+
+    Raises one DeployError DD108 with every problem.
+    """
+    loaded, problems = _read_set(folder, trust_hashes)
     if loaded is None:
         raise as_error(problems, f"patch set {folder.name}")
     return loaded
@@ -249,36 +301,47 @@ def find_sets(request: str, folder: Traversable, *, strip: int = 1, any_suffix: 
 
     if path.suffix in (".patch", ".diff") and path.is_file():
         return adhoc()
-    sets = load_sets(folder)
-    if request in sets:
-        return with_requirements(request, sets)
+    if request in _names(folder):
+        return _closure(request, folder, None)
     if (path / TOML).is_file():
         own = load_set(path.resolve())
-        sets = {**sets, own.name: own}
-        problems = _check_requirements(sets)
-        if problems:
-            raise as_error(problems, request)
-        return with_requirements(own.name, sets)
+        return _closure(own.name, folder, own)
     if path.is_file() or (path / SERIES).is_file():
         return adhoc()
     if path.exists():
         raise DeployError(
             "DD107", f"{request} is no patch set", "it is a .patch file, or a folder with a series or a patchset.toml"
         )
-    return with_requirements(request, sets)
+    return _closure(request, folder, None)
 
 
-def _read_set(folder: Traversable) -> tuple[PatchSet | None, list[Problem]]:
+def find_together(
+    requests: Sequence[str], folder: Traversable, *, strip: int = 1, any_suffix: bool = False
+) -> tuple[PatchSet, ...]:
+    """What several requests ask for, each as :func:`find_sets` finds it, together in apply order.
+
+    Raises DeployError DD001 where two of them mean different sets of one name.
+    """
+    together: dict[str, PatchSet] = {}
+    for request in requests:
+        for found in find_sets(request, folder, strip=strip, any_suffix=any_suffix):
+            if together.setdefault(found.name, found).digest != found.digest:
+                raise DeployError("DD001", f"{request}: another set of the name {found.name} is asked for too")
+    return in_order(together, together)
+
+
+def _read_set(folder: Traversable, trust_hashes: bool = True) -> tuple[PatchSet | None, list[Problem]]:
     """The set in a folder, or None and its problems."""
     try:
-        return _SetReader(folder).read()
+        return _SetReader(folder, trust_hashes).read()
     except OSError as error:
         return None, [Problem("DD108", f"{folder.name}: cannot be read: {error.strerror}")]
 
 
 class _SetReader:
-    def __init__(self, folder: Traversable) -> None:
+    def __init__(self, folder: Traversable, trust_hashes: bool) -> None:
         self.folder = folder
+        self.trust_hashes = trust_hashes
         self.name = folder.name
         self.problems: list[Problem] = []
 
@@ -299,6 +362,7 @@ class _SetReader:
         self.check_entries(declared)
         new = dict(_files(self.folder.joinpath(NEW)))
         families = {item.name: self.family(declared, item, new) for item in declared.families.values()}
+        self.check_left_out(families)
         for path in sorted(set(new) - {path for item in declared.families.values() for path in item.added}):
             self.problem(f"{NEW}/{path}", "no family adds it")
         if self.problems:
@@ -313,6 +377,7 @@ class _SetReader:
             declared.requires,
             families,
             digest,
+            unneeded=declared.unneeded,
         ), []
 
     def check_entries(self, declared: Declaration) -> None:
@@ -323,14 +388,16 @@ class _SetReader:
                 self.problem(item.name, "belongs to no family")
 
     def family(self, declared: Declaration, item: DeclaredFamily, new: Mapping[str, Traversable]) -> Family:
-        patches = self.patches(self.folder.joinpath(item.name), bool(item.added))
+        hashes = {engine: declared.hashes.get(engine, {}) for engine in item.engines}
+        # A set that somebody has just begun does nothing yet; one with hashes is to do something.
+        may_be_empty = bool(item.added) or not any(hashes.values()) or not self.trust_hashes
+        patches = self.patches(self.folder.joinpath(item.name), may_be_empty)
         added = {}
         for path in item.added:
             if path in new:
                 added[path] = new[path].read_bytes()
             else:
                 self.problem(f"{NEW}/{path}", f"is missing, and the family {item.name} adds it")
-        hashes = {engine: declared.hashes[engine] for engine in item.engines}
         parts = [declared.name, declared.version, declared.package, *declared.roots, "requires"]
         parts += [*declared.requires, "family", item.name]
         digest = _digest(
@@ -340,10 +407,22 @@ class _SetReader:
                 *(part for path in sorted(added) for part in (b"added", path.encode(), added[path])),
             ]
         )
-        family = Family(item.name, item.engines, tuple(patches), added, hashes, digest)
-        if not self.problems:
+        family = Family(item.name, item.engines, tuple(patches), added, hashes, digest, item.left_out)
+        if not self.problems and self.trust_hashes:
             self.check_hashes(family)
         return family
+
+    def check_left_out(self, families: Mapping[str, Family]) -> None:
+        """What a family does without must be something: a patch of another family, and not its own."""
+        known = {patch.name for family in families.values() for patch in family.patches}
+        for family in families.values():
+            own = {patch.name for patch in family.patches}
+            for name in family.left_out:
+                where = f"{TOML}: family.{printable(family.name.encode())}.left_out"
+                if name in own:
+                    self.problem(where, f"{name} is in the family's {SERIES}")
+                elif name not in known:
+                    self.problem(where, f"no family has a patch {name}")
 
     def patches(self, folder: Traversable, may_be_empty: bool) -> list[Patch]:
         series = folder.joinpath(SERIES)
@@ -378,6 +457,11 @@ class _SetReader:
         needs, leaves = self.presence(family)
         for engine in family.engines:
             hashes = family.hashes[engine]
+            if family.paths and not hashes:
+                self.problem(
+                    f"{TOML}: hashes.{printable(engine.encode())}", "is missing, and a family serves that version"
+                )
+                continue
             for path in sorted(set(family.paths) | set(hashes)):
                 where = f'{TOML}: hashes."{engine}"."{path}"'
                 if path not in hashes:
@@ -431,27 +515,25 @@ def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Travers
             yield prefix + item.name, item
 
 
-def _check_requirements(sets: Mapping[str, PatchSet]) -> list[Problem]:
-    problems = []
-    for patch_set in sets.values():
-        try:
-            ordered = with_requirements(patch_set.name, sets)
-        except DeployError as error:
-            problems.append(Problem(error.code, error.message))
-            continue
-        for engine in patch_set.engines:
-            problems += check_chain(ordered, engine)
-    return list(dict.fromkeys(problems))
+def _check_requirements(name: str, sets: Mapping[str, PatchSet | None]) -> list[Problem]:
+    """What is wrong with the set and those that it requires together; None stands for one that is not sound."""
+    try:
+        ordered = with_requirements(name, sets)
+    except DeployError as error:
+        return [Problem(error.code, error.message)]
+    return list(dict.fromkeys(problem for engine in ordered[-1].engines for problem in check_chain(ordered, engine)))
 
 
 def check_chain(ordered: Sequence[PatchSet], engine: str) -> list[Problem]:
-    """Problems (DD108) of sets in apply order for one engine version: one that does not serve it, or whose
-    hash before is not what the set below it leaves.
+    """Problems (DD108) of sets in apply order for one engine version: one that does not serve it although it is
+    needed there, or whose hash before is not what the set below it leaves.
     """
     problems = []
     left: dict[str, tuple[str, str | None]] = {}
     for patch_set in ordered:
         family = patch_set.family_for(engine)
+        if family is None and engine in patch_set.unneeded:
+            continue
         if family is None:
             needed = ordered[-1].name
             problems.append(Problem("DD108", f"{patch_set.name} does not serve {engine}, and {needed} requires it"))

@@ -76,14 +76,14 @@ def plan(
     sets and ``recorded`` (the host's applied sets, oldest first). Folders above them that are symbolic links
     may be in it too.
 
-    Raises one DeployError with every problem: DD101 drift and partly applied sets, DD109 no family, DD114
-    another version applied, DD509 links, DD102 DD103 DD106 diffs that do not apply, DD108 a set whose result
-    is not what its hashes say.
+    Raises one DeployError with every problem: DD101 drift and partly applied sets, DD109 no family, DD509
+    links, DD102 DD103 DD106 diffs that do not apply, DD108 a set whose result is not what its hashes say. Another
+    version of a set must be gone from ``images`` and ``recorded`` before.
     """
     current = {path: fingerprint(image) for path, image in images.items()}
     statuses = classify(sets, engine, current, recorded)
     planner = _Planner(images)
-    if all(item.family_for(engine) for item in sets):
+    if all(item.family_for(engine) or engine in item.unneeded for item in sets):
         planner.problems += check_chain(sets, engine)
     layers = [planner.layer(status, engine) for status in statuses]
     if planner.problems:
@@ -107,6 +107,9 @@ class _Planner:
             self.notices.append(
                 f"{item.name}: no family lists {engine}, but every file's hash is that of {status.version}"
             )
+        if status.state is State.UNNEEDED:
+            self.notices.append(f"{item.name}: not needed on {engine}: {item.unneeded[engine]}")
+            return Layer(status, {})
         self.refuse(status, engine)
         if status.state is State.APPLIED or not self.blocked.isdisjoint({item.name, *item.requires}):
             if status.state is not State.APPLIED:
@@ -164,14 +167,12 @@ class _Planner:
                 near = f"; not as in {status.version}: {_some(wrong)}" if wrong else ""
                 serves = ", ".join(item.engines)
                 problems.append(Problem("DD109", f"{item.name}: no family serves {engine}, only {serves}{near}"))
+        elif not status.family.paths:
+            problems.append(Problem("DD108", f"{item.name}: the family {status.family.name} does nothing yet"))
+            self.hints[f"ddtree-deploy patchset edit {item.name} --engine {engine}, then patchset refresh"] = None
         elif status.state is State.DRIFT:
             problems += [_drift(item, file) for file in files if file.state is State.DRIFT]
             self.hints["see what differs: ddtree-deploy status, and diff of a snapshot with pristine"] = None
-        elif status.state is State.SUPERSEDED:
-            assert status.recorded is not None
-            old = status.recorded
-            problems.append(Problem("DD114", f"{item.name} {old.version} is applied; it must go before {item.version}"))
-            self.hints[f"roll it back first: ddtree-deploy rollback {old.name}"] = None
         elif status.state is State.PARTLY:
             self.hints["put its files back as they were before the set (`patchset show` has the diffs), then apply"] = (
                 None

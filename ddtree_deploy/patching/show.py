@@ -18,7 +18,12 @@ def show(sets: Sequence[PatchSet], engine: str, *, only: bool = False) -> bytes:
     pieces = []
     for patch_set in sets[-1:] if only else sets:
         family = patch_set.family_for(engine)
+        if family is None and engine in patch_set.unneeded and patch_set is not sets[-1]:
+            continue
         if family is None:
+            why = patch_set.unneeded.get(engine)
+            if why is not None:
+                raise DeployError("DD109", f"{patch_set.name} is not needed on {engine}: {why}")
             raise DeployError(
                 "DD109",
                 f"{patch_set.name} has no family for {engine}",

@@ -24,6 +24,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("DDTREE_DEPLOY_CACHE") or platformdirs.user_cache_dir(_APP, appauthor=False))
 
 
+def config_folder() -> Path:
+    """Where the user's own settings are: the platform's folder for configuration."""
+    return platformdirs.user_config_path(_APP)
+
+
 @contextmanager
 def usable(folder: Path) -> Iterator[None]:
     """Turns an OSError about a folder of ours (full, not writable) into DeployError DD007."""

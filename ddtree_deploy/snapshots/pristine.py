@@ -1,4 +1,4 @@
-"""The published sglang wheels: fetched by pinned hash, read file by file, unpacked as an installer would."""
+"""The published sglang wheels: read file by file, unpacked as an installer would."""
 
 from __future__ import annotations
 
@@ -6,178 +6,28 @@ import base64
 import csv
 import functools
 import hashlib
-import importlib.util
 import io
 import os
 import re
 import shutil
 import stat
 import struct
-import subprocess
-import sys
 import tempfile
-import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from ddtree_deploy.agent.root import PACKAGE, PARTS
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.snapshots.entries import Entry, FileEntry, path_bytes
-from ddtree_deploy.snapshots.places import cache_folder, usable
+from ddtree_deploy.snapshots.places import usable
 
-DEFAULT_PYTHON = "cp312"
-DEFAULT_PLATFORM = "manylinux_2_34_x86_64"
-DOWNLOAD_TIMEOUT = 600  # seconds
 MAX_MEMBER = 1 << 30
 
 _SCOPE = tuple(f"{PACKAGE}/{part}/" for part in PARTS)
-_BRING = "bring the wheel yourself: --wheel FILE"
-
-
-@dataclass(frozen=True)
-class Pin:
-    """One published wheel: engine version, tags (``cp312``, ``manylinux_2_34_x86_64``) and sha256 in hex."""
-
-    version: str
-    python: str
-    platform: str
-    sha256: str
-
-    @property
-    def filename(self) -> str:
-        """The wheel's name on the index."""
-        return f"{PACKAGE}-{self.version}-{self.python}-{self.python}-{self.platform}.whl"
-
-
-@functools.cache
-def pins() -> tuple[Pin, ...]:
-    """Every pinned wheel."""
-    text = resources.files("ddtree_deploy.snapshots").joinpath("pins.toml").read_text("utf-8")
-    return tuple(Pin(**table) for table in tomllib.loads(text)["wheel"])
-
-
-def tags_of(root_facts: Mapping[str, Any]) -> tuple[str, str]:
-    """(python tag, platform tag) of the wheel for a host, from the ``root`` facts of its snapshot."""
-    python = root_facts.get("python") or {}
-    machine = {"arm64": "aarch64"}.get(str(python.get("machine")), str(python.get("machine")))
-    return str(python.get("tag") or DEFAULT_PYTHON), f"manylinux_2_34_{machine}"
-
-
-def fetch(
-    version: str,
-    python_tag: str = DEFAULT_PYTHON,
-    platform: str = DEFAULT_PLATFORM,
-    *,
-    wheel: Path | None = None,
-) -> Path:
-    """The pinned wheel of ``version`` for these tags: from the cache, else by ``pip download``; or ``wheel``, checked.
-
-    The sources in the wheels of one version are the same for all tags: where the tags asked for have no pin, a
-    pinned wheel for the same platform serves. Raises DeployError DD404 when there is none to be had, DD405 when
-    what was brought or downloaded is not the pinned file.
-    """
-    known = [pin for pin in pins() if pin.version == version]
-    if wheel is not None:
-        return _brought(wheel, version, known)
-    wanted = [pin for pin in known if pin.platform == platform] or known
-    pin = next((pin for pin in wanted if pin.python == python_tag), wanted[0] if wanted else None)
-    if pin is None:
-        versions = ", ".join(sorted({pin.version for pin in pins()}))
-        raise DeployError("DD404", f"sglang {version} has no pinned wheel (pinned: {versions})", _BRING)
-    folder = cache_folder() / "wheels"
-    cached = folder / pin.filename
-    if _sha256(cached) == pin.sha256:
-        return cached
-    with usable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as temporary:
-            found = _download(pin, Path(temporary))
-            actual = _sha256(found)
-            if actual != pin.sha256:
-                raise DeployError(
-                    "DD405",
-                    f"{pin.filename}: the index served sha256 {actual}, pinned is {pin.sha256}",
-                    "do not use it; look at which index pip is set to, or " + _BRING,
-                )
-            found.replace(cached)
-    return cached
-
-
-def _brought(wheel: Path, version: str, known: Sequence[Pin]) -> Path:
-    actual = _sha256(wheel)
-    if actual is None:
-        raise DeployError("DD404", f"{wheel} cannot be read", "--wheel takes the path of a wheel file")
-    if known and actual not in {pin.sha256 for pin in known}:
-        raise DeployError(
-            "DD405",
-            f"{wheel}: sha256 {actual} is none of the published wheels of sglang {version}",
-            "download it again: `pip download --no-deps --only-binary=:all: sglang==" + version + "`",
-        )
-    if not known:
-        with PristineTree(wheel) as tree:
-            if tree.version != version:
-                raise DeployError("DD405", f"{wheel} is sglang {tree.version}, not {version}")
-    return wheel
-
-
-def _sha256(path: Path) -> str | None:
-    try:
-        with path.open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-    except OSError:
-        return None
-
-
-def _pip() -> list[str]:
-    if importlib.util.find_spec("pip"):
-        return [sys.executable, "-m", "pip"]
-    for name in ("pip3", "pip"):
-        found = shutil.which(name)
-        if found:
-            return [found]
-    raise DeployError(
-        "DD404",
-        "there is no pip here to download the wheel with",
-        f"`python -m ensurepip` (or `uv pip install pip`) adds it; or {_BRING}",
-    )
-
-
-def _download(pin: Pin, folder: Path) -> Path:
-    command = [
-        *_pip(),
-        *("download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet"),
-        *("--implementation", "cp", "--abi", pin.python, "--platform", pin.platform),
-        *("--python-version", f"{pin.python[2]}.{pin.python[3:]}"),
-        *("--dest", str(folder), f"{PACKAGE}=={pin.version}"),
-    ]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=DOWNLOAD_TIMEOUT,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise DeployError("DD404", f"{pin.filename} could not be downloaded: {error}", _BRING) from None
-    found = sorted(folder.glob("*.whl"))
-    if done.returncode == 0 and len(found) == 1:
-        return found[0]
-    # An index's address may carry a password.
-    said = [re.sub(r"//[^/@\s]*@", "//***@", line) for line in done.stderr.strip().splitlines()]
-    raise DeployError(
-        "DD404",
-        f"{pin.filename} could not be downloaded: pip exited with {done.returncode}",
-        f"look at the network and at pip's index settings; or {_BRING}",
-        said[-5:],
-    )
+_BRING = "take the file as the index serves it: `ddtree-deploy wheel fetch VERSION`"
 
 
 class PristineTree(Mapping[str, bytes]):

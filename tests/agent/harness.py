@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import secrets
 from pathlib import Path
 
-from ddtree_deploy.agent import transact
+from ddtree_deploy.agent import main
 from ddtree_deploy.agent.call import Call
+from ddtree_deploy.agent.layers import identity
 from ddtree_deploy.agent.protocol import MessageReader, MessageWriter
 
 FILES = {
@@ -80,6 +82,12 @@ def tree_of(site: Path) -> dict[str, tuple]:
     return found
 
 
+def operation(name: str):
+    """The agent's function for an operation."""
+    module, function = main.OPERATIONS[name]
+    return getattr(importlib.import_module("ddtree_deploy.agent." + module), function)
+
+
 class Host:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -102,16 +110,16 @@ class Host:
             **args,
         }
 
-    def run(self, operation: str, blobs=(), **args):
+    def run(self, name: str, blobs=(), **args):
         call = Call(self.request(**args), MessageReader(lambda _n: b""), MessageWriter(lambda _data: None))
         call.blobs = {hashlib.sha256(blob).hexdigest(): blob for blob in blobs}
-        return getattr(transact, "run_" + operation)(call)
+        return operation(name)(call)
 
     def apply_request(self, *layers, **args):
         recorded = self.status()["layers"]
         return {
             "layers": [{key: item for key, item in one.items() if key != "_blobs"} for one in layers],
-            "expect": [[item["set"], item["version"]] for item in recorded],
+            "expect": [identity(item) for item in recorded],
             "engine": "0.5.11",
             **args,
         }, [blob for one in layers for blob in one["_blobs"]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 
 import pytest
 
-from tests.agent.harness import THREE, Host, layer, tree_of
+from tests.agent.harness import THREE, Host, change, layer, tree_of
 
 # Everything through which the agent can change the disk.
 CALLS = (
@@ -119,6 +121,8 @@ def test_killed_anywhere(tmp_path, name):
         recovered = host.recover()
         outcomes.add((recovered["action"], check_consistent(host, old, new, after, before)))
         assert host.recover()["action"] == "nothing"
+        if count % 4:
+            continue
         # The host is fit for work afterwards.
         if [item["set"] for item in host.status()["layers"]] == ["one"]:
             host.rollback("one")
@@ -158,3 +162,129 @@ def test_no_temporaries_and_no_lock_are_left(tmp_path):
     assert host.status()["interrupted"]["kind"] == "apply"
     host.recover()
     assert not [path for path in host.site.rglob("*") if path.name.startswith(".ddtree-")]
+
+
+# --- an upgrade, and the way back from it, with a set that builds on the upgraded one
+
+A, C, D, E = (f"sglang/srt/{name}.py" for name in ("a", "sub/c", "new/deep/d", "newer/e"))
+ONE = (
+    layer("base", *THREE),
+    layer("top", change(A, b"A = 2\n", b"A = 3\n"), change("sglang/srt/new/t.py", None, b"T = 1\n"), requires=["base"]),
+)
+# Leaves one file as it was, changes one, brings the deleted one back otherwise, removes and adds one each.
+TWO = (
+    layer(
+        "base",
+        change(A, b"A = 1\n", b"A = 4\n"),
+        change(C, b"C = 1\n", b"C = 2\n"),
+        change(E, None, b"E = 1\n"),
+        version="2.0",
+    ),
+    layer("top", change(A, b"A = 4\n", b"A = 5\n"), requires=["base"], version="2.0"),
+)
+
+
+class Restorable(Host):
+    """A host that can be put back to how it was when it was saved, in place."""
+
+    def save(self) -> None:
+        for name in ("site-packages/sglang", "state"):
+            shutil.copytree(self.folder / name, self.folder / "saved" / name, symlinks=True)
+
+    def restore(self) -> None:
+        for name in ("site-packages/sglang", "state"):
+            shutil.rmtree(self.folder / name)
+            shutil.copytree(self.folder / "saved" / name, self.folder / name, symlinks=True)
+
+
+def upgrade(host: Host) -> None:
+    host.apply(*TWO, drop=["base", "top"])
+
+
+def go_back(host: Host) -> None:
+    host.rollback("base", to="1.0", with_dependents=True)
+
+
+LIVE = {
+    "upgrade": (lambda host: host.apply(*ONE), upgrade, "1.0", "2.0"),
+    "back": (lambda host: (host.apply(*ONE), upgrade(host)), go_back, "2.0", "1.0"),
+}
+
+
+def live(folder, name):
+    """(host as it is before, its tree then, its tree afterwards, the action, the number of changes)."""
+    prepare, action, *_versions = LIVE[name]
+    host = Restorable(folder)
+    prepare(host)
+    host.save()
+    old = tree_of(host.site)
+    _killed, total = run_until(None, lambda: action(host))
+    return host, old, tree_of(host.site), action, total
+
+
+def check_live(host: Host, old: dict, new: dict, name: str) -> str:
+    """The tree is old or new as a whole, and the record with it; returns which."""
+    _prepare, _action, before, after = LIVE[name]
+    now, status = tree_of(host.site), host.status()
+    assert status["interrupted"] is None
+    assert now in (old, new)
+    which = "new" if now == new else "old"
+    version = after if which == "new" else before
+    assert [(one["set"], one["version"]) for one in status["layers"]] == [("base", version), ("top", version)]
+    top = {item["path"]: item["after"] for one in status["layers"] for item in one["files"]}
+    assert all(status["entries"][path] == entry for path, entry in top.items())
+    # What an upgrade replaced is there to go back to, and nothing else is.
+    assert status["back"]["base"] == (["1.0"] if version == "2.0" else [])
+    assert {path.name for path in (host.state / "objects").iterdir()} >= set(wanted_objects(status["layers"]))
+    return which
+
+
+def wanted_objects(value) -> list[str]:
+    """Every sha256 that layers name, and those that they replaced."""
+    if isinstance(value, dict):
+        own = [value["sha256"]] if "sha256" in value else []
+        return own + [sha for item in value.values() for sha in wanted_objects(item)]
+    return [sha for item in value for sha in wanted_objects(item)] if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize("name", sorted(LIVE))
+def test_a_live_set_killed_anywhere(tmp_path, name):
+    host, old, new, action, total = live(tmp_path, name)
+    assert old != new
+    assert total > 40
+    outcomes = set()
+    for count in range(1, total + 1):
+        host.restore()
+        killed, _ = run_until(count, lambda: action(host))
+        assert killed
+        for path, value in tree_of(host.site).items():
+            assert ".ddtree-" in path or value in (old.get(path), new.get(path)), path
+        recovered = host.recover()
+        which = check_live(host, old, new, name)
+        outcomes.add((recovered["action"], which))
+        assert host.recover()["action"] == "nothing"
+        if which == "old" and count % 5 == 0:
+            action(host)
+            check_live(host, old, new, name)
+    assert {("undone", "old"), ("finished", "new")} <= outcomes
+    assert all(which == {"undone": "old", "finished": "new"}.get(did, which) for did, which in outcomes)
+
+
+@pytest.mark.parametrize("name", sorted(LIVE))
+def test_recovery_of_a_live_set_killed_anywhere(tmp_path, name):
+    """A crash of the recovery itself, at each of its steps, after crashes in the renames, the record and the end."""
+    host, old, new, action, total = live(tmp_path, name)
+    seen = 0
+    for count in range(total // 12, total, total // 6):
+        for again in range(1, 200):
+            host.restore()
+            run_until(count, lambda: action(host))
+            killed, _ = run_until(again, host.recover)
+            seen += killed
+            host.recover()
+            check_live(host, old, new, name)
+            if not killed:
+                break
+    assert seen > 50
+    (journal,) = [path for path in host.state.glob("transactions/*/journal.json") if path.stat().st_size][-1:]
+    assert json.loads(journal.read_text())["state"] in ("committed", "undone")

@@ -51,3 +51,24 @@ def test_one_round(python, tmp_path, monkeypatch):
         assert cli.run("rollback", name, *host, *state).status == 0
     assert tree_of(cli.site) == old
     assert len(cli.run("history", "--json", *host, *state).json["history"]) == 4
+
+
+def older() -> list[str]:
+    """Interpreters of this machine that cannot run the agent."""
+    roots = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [shutil.which(name) for name in ("python2", "python2.7", "python3.5", "python3.6", "python3.7")]
+    candidates += [str(path) for minor in ("2.7", "3.5", "3.6", "3.7") for path in roots.glob(f"{minor}.*/bin/python")]
+    # Not every name is an interpreter: there are shims of ones that are not there.
+    return [
+        path for path in candidates if path and not subprocess.run([path, "-c", ""], capture_output=True).returncode
+    ]
+
+
+def test_older_ones_are_refused_in_one_line(tmp_path, monkeypatch):
+    """The real ones of this machine, however many there are; tests/hosts has stand-ins for what they say."""
+    cli = Cli(tmp_path, monkeypatch)
+    for python in older():
+        result = cli.run("status", "--host", f"local:{cli.site}", "--python", python)
+        assert result.status == 4, python
+        assert result.err.startswith("error[DD309]: "), result.err
+        assert "3.8 or later" in result.err

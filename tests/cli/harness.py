@@ -42,7 +42,7 @@ class Cli:
 
     def __init__(self, folder: Path, monkeypatch) -> None:
         self.folder = folder
-        for name in ("DATA", "CACHE", "INVENTORY"):
+        for name in ("DATA", "CACHE", "INVENTORY", "PATCHES"):
             monkeypatch.delenv(f"DDTREE_DEPLOY_{name}", raising=False)
         monkeypatch.setenv("DDTREE_DEPLOY_DATA", str(folder / "data"))
         monkeypatch.setenv("HOME", str(folder / "home"))

@@ -331,7 +331,15 @@ def test_ctrl_c_while_the_lock_is_held_by_another_changes_nothing(cli):
         waiting = launch_cli(
             cli, "apply", cli.patch("two.patch", TWO), "--wait", "30", *cli.host, stderr=subprocess.PIPE
         )
-        time.sleep(1.5)
+        seen: set[str] = set()
+
+        def at_the_lock() -> bool:
+            """The first agent looks; the second waits."""
+            seen.update(Path(f"/proc/{waiting.pid}/task/{waiting.pid}/children").read_text().split())
+            return len(seen) > 1
+
+        wait_for(at_the_lock)
+        time.sleep(0.3)
         waiting.send_signal(signal.SIGINT)
         err = waiting.stderr.read()
         assert waiting.wait() == 130

@@ -185,7 +185,7 @@ def test_json_of_searches(source):
 def test_patchset_and_inventory_commands(cli):
     sets = cli.run("patchset", "list", "--json").json["sets"]
     assert "dflash-fixes" in [item["name"] for item in sets]
-    shown = cli.run("patchset", "show", "dflash-fixes")
+    shown = cli.run("patchset", "show", "dflash-fixes", "--engine", "0.5.11")
     assert shown.status == 0
     assert "+++ b/sglang/srt/models/dflash.py" in shown.out
     listed = cli.run("inventory", "list", "--json").json

@@ -194,7 +194,7 @@ def test_an_unknown_host_is_told_how_to_add_it() -> None:
     assert "/home/me/.ssh/known_hosts" in " ".join(caught.value.details)
     with pytest.raises(DeployError, match="not known") as caught:
         verify(_config("h.example"), KnownHosts([ca]), key)
-    assert any("host certificates are not supported" in line for line in caught.value.details)
+    assert any("host certificates are understood with transport = openssh" in line for line in caught.value.details)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -49,6 +49,32 @@ def test_a_missing_folder_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tm
     assert caught.value.code == "DD007"
 
 
+def test_patch_sets_of_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    monkeypatch.setenv("DDTREE_DEPLOY_PATCHES", str(tmp_path / "a"))
+    assert resources.patches_dir() == resources.own_patches_dir() == tmp_path / "a"
+    assert resources.patches_dir(tmp_path / "b") == tmp_path / "b"
+    with pytest.raises(DeployError, match=r"there is no folder .*/none of patch sets") as caught:
+        resources.patches_dir(tmp_path / "none")
+    assert caught.value.code == "DD007"
+    monkeypatch.setenv("DDTREE_DEPLOY_PATCHES", "")
+    assert resources.own_patches_dir() == ROOT / "patches"
+
+
+def test_the_sets_of_an_installed_package_are_not_edited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shipped = tmp_path / "site-packages" / "ddtree_deploy" / "_data" / "patches"
+    shipped.mkdir(parents=True)
+    monkeypatch.setattr(resources, "_PACKAGE", tmp_path / "site-packages" / "ddtree_deploy")
+    (tmp_path / "link").symlink_to(shipped)
+    assert resources.patches_dir() == shipped
+    for chosen in (None, shipped, tmp_path / "link"):
+        with pytest.raises(DeployError, match="are not edited") as caught:
+            resources.own_patches_dir(chosen)
+        assert caught.value.code == "DD007"
+        assert "--patches DIR" in str(caught.value.hint)
+
+
 def test_the_wheel_carries_the_same_files(tmp_path: Path) -> None:
     """Built from a copy, unpacked elsewhere and imported from there, away from the checkout."""
     copy, site = tmp_path / "copy", tmp_path / "site"

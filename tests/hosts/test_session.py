@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import sys
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_sudo_that_wants_a_password(site, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     error = error_of(session(site, sudo=True))
     assert error.code == "DD310"
-    assert "NOPASSWD" in error.hint
+    assert error.details == (f"{getpass.getuser()} ALL=(root) NOPASSWD: {sys.executable}",)
 
 
 def test_sudo_that_works(site, tmp_path, monkeypatch):
@@ -136,7 +137,7 @@ def test_a_bug_in_the_agent_is_one_line(site, monkeypatch):
 
     real = bundle._source.__wrapped__
     docstring = '"""Every operation that this root has seen, oldest first."""'
-    assert docstring in real("transact")
+    assert docstring in real("standing")
     monkeypatch.setattr(bundle, "_source", lambda name: real(name).replace(docstring, "1 // 0"))
     error = error_of(session(site))
     assert error.code == "DD901"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import stat
 from dataclasses import replace
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.hosts import sshconfig
+from ddtree_deploy.hosts.hostkeys import KnownHosts, PublicKey, verify
 from ddtree_deploy.hosts.sshconfig import SshConfig, effective_config
 from ddtree_deploy.hosts.target import Destination
 
@@ -274,3 +276,22 @@ def test_the_fallback_agrees_with_openssh_or_refuses(
             assert "not supported without OpenSSH" in error.message
             return
     assert replace(fallback, host_key_alias=(fallback.host_key_alias or "").lower() or None) == ours
+
+
+def test_home_is_the_account_s_as_for_ssh_itself(reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ssh asks the account database for `~`, not $HOME; so do we, and say so where it matters."""
+    (tmp_path / ".ssh").mkdir()
+    for name in ("id_ed25519", "id_ed25519.pub", "known_hosts"):
+        (tmp_path / ".ssh" / name).touch()
+    account = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    monkeypatch.setenv("HOME", str(account))
+    assert sshconfig.home_note() == ()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = effective_config(Destination("h"), "none")
+    assert found.user_known_hosts_files[0] == account / ".ssh/known_hosts"
+    assert not any(path.is_relative_to(tmp_path) for path in found.identity_files)
+    (note,) = sshconfig.home_note()
+    assert str(account / ".ssh") in note
+    with pytest.raises(DeployError) as caught:
+        verify(found, KnownHosts([]), PublicKey("ssh-ed25519", b"x"))
+    assert note in caught.value.details

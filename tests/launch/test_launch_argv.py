@@ -13,7 +13,9 @@ from packaging.version import Version
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.launch import flags
 from ddtree_deploy.launch.argv import build_command
+from ddtree_deploy.launch.known import Known
 from ddtree_deploy.launch.service import Service
+from tests.launch import models
 
 PYTHON = "/opt/sglang/venv/bin/python"
 
@@ -93,7 +95,7 @@ def test_strategy_of_a_hybrid_target(keys: dict, strategy: str | None) -> None:
     assert (value_of(argv, "--mamba-scheduler-strategy") if strategy else None) == strategy
     assert ("--mamba-scheduler-strategy" in argv) == (strategy is not None)
     assert ("--disable-radix-cache" in argv) == (keys.get("radix_cache") is False)
-    assert any("recurrent layers" in note for note in command.notes) == ("hybrid" not in keys)
+    assert any("recurrent layers" in item for item in command.unchecked) == ("hybrid" not in keys)
 
 
 @pytest.mark.parametrize(("tp", "expected"), [(1, False), (2, False), (4, True), (8, True)])
@@ -169,7 +171,7 @@ def test_tp_beyond_the_listed_gpus() -> None:
     assert "8 GPUs" in caught.value.message
     assert environment(service(gpus=[4, 5, 6, 7]), tp=2)["CUDA_VISIBLE_DEVICES"] == "4,5"
     assert "CUDA_VISIBLE_DEVICES" not in environment(service())
-    assert any("8 GPUs" in note for note in build_command(service(), tp=8).notes)
+    assert any("8 GPUs" in item for item in build_command(service(), tp=8).unchecked)
 
 
 @pytest.mark.parametrize("backend", ["fa3", "flashmla", "cutlass_mla", "trtllm_mla", "nsa", "trtllm_mha"])
@@ -306,7 +308,8 @@ def test_the_published_engine_would_parse_what_is_rendered(wheel_site: Path) -> 
         assert name in declared
         assert len(values) == (0 if takes_no_value(declared[name]) else 1), argument.words
     used = {argument.words[0] for argument in command.arguments}
-    assert used == {flags.flag(key, flags.DEFAULT) for key in flags._FLAGS if key not in flags.DDTREE_KEYS}
+    elsewhere = (*flags.DDTREE_KEYS, *flags.SCHEDULED, "nodes")
+    assert used == {flags.flag(key, flags.DEFAULT) for key in flags._FLAGS if key not in elsewhere}
 
 
 @pytest.mark.wheel
@@ -327,3 +330,32 @@ def test_extra_arguments_may_be_any_other_flag(wheel_site: Path) -> None:
 def test_versions_are_in_order() -> None:
     assert flags.OLDEST <= flags.DEFAULT <= flags.NEWEST
     assert all(isinstance(since, Version) for since, _ in flags._RENAMED.values())
+
+
+@pytest.mark.parametrize(
+    ("engine", "installed", "name"),
+    [
+        ("0.5.11", None, "--cuda-graph-max-bs"),
+        ("0.5.14", None, "--cuda-graph-max-bs-decode"),
+        # What is installed counts, whatever version it calls itself; where it has both, the newer name.
+        ("0.5.11", {"--cuda-graph-max-bs-decode"}, "--cuda-graph-max-bs-decode"),
+        ("0.5.20", {"--cuda-graph-max-bs"}, "--cuda-graph-max-bs"),
+        ("0.5.18", {"--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"}, "--cuda-graph-max-bs-decode"),
+        ("0.5.18", set(), "--cuda-graph-max-bs-decode"),
+    ],
+)
+def test_names_of_what_is_installed(engine: str, installed: set[str] | None, name: str) -> None:
+    assert flags.flag("cuda_graph_max_bs", Version(engine), installed) == name
+
+
+@pytest.mark.parametrize(
+    ("positions", "context", "expected"), [(40960, None, "1"), (40960, 32768, None), (262144, None, None)]
+)
+def test_a_longer_context_than_the_drafters_is_allowed_only_where_it_is(
+    positions: int, context: int | None, expected: str | None
+) -> None:
+    drafter = dataclasses.replace(models.drafter("qwen3.6-27b-dflash"), context=positions)
+    known = Known(model=models.target("qwen3.6-27b"), drafter=drafter)
+    given = speculative(tp=8, **({} if context is None else {"context_length": context}))
+    assert environment(given, known=known).get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN") == expected
+    assert environment(given).get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN") == "1"

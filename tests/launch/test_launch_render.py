@@ -25,7 +25,7 @@ from tests.launch import examples, strategies
 
 CASES = Path(__file__).parent.parent / "cases" / "launch"
 PYTHON = "/opt/sglang/venv/bin/python"
-TEMPLATES = ("launch.service.j2", "launch.env.j2", "launch.sh.j2")
+TEMPLATES = ("launch.service.j2", "launch.env.j2", "launch.sh.j2", "launch.slurm.j2", "launch.k8s.j2")
 
 
 def rendered(name: str, tp: int, **changes: object) -> Rendering:
@@ -39,6 +39,7 @@ def everything(rendering: Rendering) -> dict[str, str]:
     texts["command.txt"] = rendering.shell_command
     texts["argv.json"] = json.dumps(rendering.argv, indent=1) + "\n"
     texts["notes.txt"] = "".join(f"{note}\n" for note in rendering.notes)
+    texts["notes.txt"] += "".join(f"not checked: {item}\n" for item in rendering.command.unchecked)
     return texts
 
 
@@ -79,9 +80,15 @@ def section(unit: str, name: str) -> list[str]:
 
 def test_start_limits_are_where_systemd_reads_them() -> None:
     unit = rendered("qwen-ddtree", 8).unit.text
-    assert {"StartLimitIntervalSec=1800", "StartLimitBurst=3"} <= set(section(unit, "Unit"))
+    assert {"StartLimitIntervalSec=7200", "StartLimitBurst=4"} <= set(section(unit, "Unit"))
     assert not [line for line in section(unit, "Service") if line.startswith("StartLimit")]
     assert "Environment=" not in "".join(section(unit, "Unit"))
+
+
+def test_a_stop_is_no_failure_and_a_crash_is_restarted() -> None:
+    """The engine ends itself by SIGKILL in both cases: without all of these one of the two goes wrong."""
+    wanted = {"Restart=always", "SuccessExitStatus=SIGKILL", "KillMode=mixed"}
+    assert wanted <= set(section(rendered("qwen-ddtree", 8).unit.text, "Service"))
 
 
 def test_secrets_are_names_only() -> None:
@@ -194,7 +201,7 @@ def test_only_quoting_filters_exist() -> None:
     assert set(render.environment().filters) <= {
         "comment", "unit_value", "unit_path", "environment_assignment", "environment_file_path",
         "environment_file_line", "exec_program", "exec_words", "shell_word", "shell_words", "shell_assignment",
-        "shell_require",
+        "shell_require", "sbatch_word", "batch_words", "yaml_string", "yaml_integer", "pod_string", "rendered",
     }  # fmt: skip
     with pytest.raises(jinja2.TemplateAssertionError):
         render.environment().from_string("{{ x | safe }}")

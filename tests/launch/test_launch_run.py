@@ -138,10 +138,14 @@ def test_json_is_one_document() -> None:
     assert [file["mode"] for file in document["files"]] == ["0600", "0644", "0755"]
 
 
-def test_explain_has_a_line_for_every_flag_and_variable() -> None:
+def test_explain_says_why_for_every_flag_and_variable() -> None:
     command = run_launch(load_inventory(resources.example_inventory()), tp=8).command
     _, out, _ = example("--tp", "8", "--explain")
-    assert len(out.splitlines()) == len(command.arguments) + len(command.environment)
+    lines = out.splitlines()
+    assert len(lines) == 2 * (len(command.arguments) + len(command.environment))
+    for argument in command.arguments:
+        why = lines[lines.index(" ".join(argument.words)) + 1]
+        assert why == f"    {argument.reason} (changed by {argument.change})"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +156,13 @@ def test_explain_has_a_line_for_every_flag_and_variable() -> None:
         (("--service", "nope"), 2, "DD006"),
         (("--engine", "0.5.9"), 3, "DD602"),
         (("--force",), 2, "DD001"),
-        (("--format", "slurm"), 2, "DD001"),
+        (("--format", "nope"), 2, "DD001"),
+        (("--nodes", "2", "--tp", "16"), 2, "DD601"),
+        (("--format", "k8s"), 2, "DD601"),
+        (("--engine", "0.5.11", "--snapshot", "latest"), 2, "DD001"),
+        (("--snapshot", "nope"), 2, "DD401"),
+        (("--model-config", "/nowhere/config.json"), 2, "DD007"),
+        (("--strict",), 3, "DD612"),
     ],
 )
 def test_refusals(arguments: tuple[str, ...], status: int, code: str) -> None:

@@ -176,8 +176,8 @@ def test_verify_would_notice() -> None:
     """The check above can fail: a key in the wrong section is no more than a warning."""
     service = dataclasses.replace(examples.services()["qwen-ddtree"], python="/bin/sh")
     unit = render(service, 8).unit
-    misplaced = unit.text.replace("StartLimitIntervalSec=1800\n", "").replace(
-        "[Service]\n", "[Service]\nStartLimitIntervalSec=1800\n"
+    misplaced = unit.text.replace("StartLimitIntervalSec=7200\n", "").replace(
+        "[Service]\n", "[Service]\nStartLimitIntervalSec=7200\n"
     )
     _, said = verify(unit.name, misplaced)
     assert "StartLimitIntervalSec" in said
@@ -191,11 +191,11 @@ def test_the_values_that_eight_gpus_need() -> None:
     infinity = str(2**64 - 1)
     wanted = {
         "Type": "exec",
-        "KillMode": "control-group",
+        "KillMode": "mixed",
         "SendSIGKILL": "yes",
-        "Restart": "on-failure",
+        "Restart": "always",
         "RestartSec": "30s",
-        "TimeoutStopSec": "2min",
+        "TimeoutStopSec": "3min",
         "LimitMEMLOCK": infinity,
         "LimitCORE": "0",
         "TasksMax": infinity,

@@ -88,7 +88,7 @@ class ScriptedSession:
 
     def exchange(self, _operation: str, args: dict[str, Any], _blobs: Sequence[bytes] = ()) -> Exchange:
         self.requests.append(args)
-        return Exchange("box", _Script(self._said))
+        return Exchange(self.target, _Script(self._said))
 
 
 FACTS: dict[str, Any] = {

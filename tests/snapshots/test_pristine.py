@@ -1,55 +1,22 @@
-"""Wheels: fetched by pin, read and unpacked with every byte checked."""
+"""Wheels: read and unpacked with every byte checked."""
 
 from __future__ import annotations
 
-import base64
 import csv
 import hashlib
 import os
-import stat
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from ddtree_deploy.errors import DeployError
-from ddtree_deploy.snapshots import pristine
 from ddtree_deploy.snapshots.compare import compare
-from ddtree_deploy.snapshots.pristine import Pin, fetch, pins, read_pristine, tags_of, unpack
+from ddtree_deploy.snapshots.pristine import read_pristine, unpack
 from ddtree_deploy.snapshots.pull import pull
 from ddtree_deploy.snapshots.store import Store
 from tests.snapshots.hosts import session
-
-INFO = "sglang-0.0.1.dist-info"
-FILES = {
-    "sglang/__init__.py": b"",
-    "sglang/srt/a.py": b"A = 1\n",
-    "sglang/srt/tool.sh": b"#!/bin/sh\n",
-    "sglang/lang/x.py": b"x\n",
-    f"{INFO}/METADATA": b"Metadata-Version: 2.1\nName: sglang\nVersion: 0.0.1\n\n",
-    f"{INFO}/WHEEL": b"Wheel-Version: 1.0\n",
-}
-
-
-def row(path: str, data: bytes) -> str:
-    return f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}"
-
-
-def make_wheel(
-    path: Path, files: dict[str, bytes] = FILES, record: str | None = None, links: tuple[str, ...] = ()
-) -> Path:
-    rows = (
-        record if record is not None else "\n".join([*(row(*item) for item in files.items()), f"{INFO}/RECORD,,", ""])
-    )
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in [*files.items(), (f"{INFO}/RECORD", rows.encode())]:
-            info = zipfile.ZipInfo(name)
-            kind = stat.S_IFLNK if name in links else stat.S_IFREG
-            info.external_attr = (kind | (0o775 if name.endswith(".sh") else 0o664)) << 16
-            archive.writestr(info, data)
-    return path
+from tests.snapshots.smallwheel import FILES, INFO, make_wheel, row
 
 
 @pytest.fixture
@@ -194,159 +161,6 @@ def test_unpack_overwrites_nothing(small: Path, tmp_path: Path):
     assert caught.value.code == "DD007"
     assert (site / "mine").read_text() == "x"
     assert {path.name for path in tmp_path.iterdir()} == {"site", "small.whl"}
-
-
-# Fetching.
-
-
-@pytest.fixture
-def pinned(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pin:
-    pin = Pin("0.0.1", "cp312", "manylinux_2_34_x86_64", hashlib.sha256(small.read_bytes()).hexdigest())
-    monkeypatch.setattr(pristine, "pins", lambda: (pin,))
-    monkeypatch.setenv("DDTREE_DEPLOY_CACHE", str(tmp_path / "cache"))
-    return pin
-
-
-def fake_pip(
-    monkeypatch: pytest.MonkeyPatch, serves: bytes | None, returncode: int = 0, stderr: str = ""
-) -> list[list[str]]:
-    """A pip that "downloads" these bytes; the commands that it was given."""
-    commands: list[list[str]] = []
-
-    def run(command: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        if serves is not None:
-            folder = Path(command[command.index("--dest") + 1])
-            (folder / "sglang-0.0.1-cp312-cp312-manylinux_2_34_x86_64.whl").write_bytes(serves)
-        return subprocess.CompletedProcess(command, returncode, "", stderr)
-
-    monkeypatch.setattr(pristine.subprocess, "run", run)
-    return commands
-
-
-def test_a_download_is_kept(pinned: Pin, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    commands = fake_pip(monkeypatch, small.read_bytes())
-    wheel = fetch("0.0.1")
-    assert wheel == tmp_path / "cache/wheels" / pinned.filename
-    assert wheel.read_bytes() == small.read_bytes()
-    assert fetch("0.0.1") == wheel
-    (command,) = commands
-    assert command[:3] == [sys.executable, "-m", "pip"]
-    assert command[-1] == "sglang==0.0.1"
-    for option, value in (("--python-version", "3.12"), ("--abi", "cp312"), ("--platform", "manylinux_2_34_x86_64")):
-        assert command[command.index(option) + 1] == value
-    assert {path.name for path in wheel.parent.iterdir()} == {pinned.filename}
-
-
-def test_another_file_than_the_pinned_never_lands(
-    pinned: Pin, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    fake_pip(monkeypatch, small.read_bytes() + b"x")
-    with pytest.raises(DeployError) as caught:
-        fetch("0.0.1")
-    assert caught.value.code == "DD405"
-    assert list((tmp_path / "cache/wheels").iterdir()) == []
-
-
-def test_a_damaged_cache_is_fetched_again(pinned: Pin, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    commands = fake_pip(monkeypatch, small.read_bytes())
-    wheel = fetch("0.0.1")
-    wheel.write_bytes(b"damaged")
-    assert fetch("0.0.1").read_bytes() == small.read_bytes()
-    assert len(commands) == 2
-
-
-def test_no_network(pinned: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    fake_pip(monkeypatch, None, 1, "Looking in indexes: https://me:secret@index/simple\nERROR: no route to host\n")
-    with pytest.raises(DeployError) as caught:
-        fetch("0.0.1")
-    assert caught.value.code == "DD404"
-    assert "--wheel FILE" in (caught.value.hint or "")
-    assert caught.value.details == (
-        "Looking in indexes: https://***@index/simple",
-        "ERROR: no route to host",
-    )
-    assert list((tmp_path / "cache/wheels").iterdir()) == []
-
-
-def test_a_download_that_takes_too_long(pinned: Pin, monkeypatch: pytest.MonkeyPatch):
-    def run(command: list[str], **_options: object) -> None:
-        raise subprocess.TimeoutExpired(command, 600)
-
-    monkeypatch.setattr(pristine.subprocess, "run", run)
-    with pytest.raises(DeployError) as caught:
-        fetch("0.0.1")
-    assert caught.value.code == "DD404"
-
-
-def test_no_pip(pinned: Pin, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pristine.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(pristine.shutil, "which", lambda name: None)
-    with pytest.raises(DeployError) as caught:
-        fetch("0.0.1")
-    assert caught.value.code == "DD404"
-    assert "--wheel FILE" in (caught.value.hint or "")
-
-
-def test_another_pip_serves(pinned: Pin, small: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pristine.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(pristine.shutil, "which", lambda name: "/usr/bin/" + name)
-    commands = fake_pip(monkeypatch, small.read_bytes())
-    fetch("0.0.1")
-    assert commands[0][0] == "/usr/bin/pip3"
-
-
-def test_a_wheel_that_was_brought(pinned: Pin, small: Path, tmp_path: Path):
-    assert fetch("0.0.1", wheel=small) == small
-    other = make_wheel(tmp_path / "other.whl", {**FILES, "sglang/srt/a.py": b"A = 2\n"})
-    with pytest.raises(DeployError) as caught:
-        fetch("0.0.1", wheel=other)
-    assert caught.value.code == "DD405"
-    with pytest.raises(DeployError) as caught:
-        fetch("0.0.1", wheel=tmp_path / "absent.whl")
-    assert caught.value.code == "DD404"
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_version_without_a_pin(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pristine, "pins", lambda: ())
-    with pytest.raises(DeployError) as caught:
-        fetch("0.0.1")
-    assert caught.value.code == "DD404"
-    assert fetch("0.0.1", wheel=small) == small
-    with pytest.raises(DeployError, match=r"is sglang 0\.0\.1, not 0\.0\.2") as caught:
-        fetch("0.0.2", wheel=small)
-    assert caught.value.code == "DD405"
-
-
-def test_tags_without_a_pin_take_the_same_platform(monkeypatch: pytest.MonkeyPatch, small: Path, tmp_path: Path):
-    digest = hashlib.sha256(small.read_bytes()).hexdigest()
-    every = tuple(
-        Pin("0.0.1", tag, f"manylinux_2_34_{machine}", digest)
-        for machine in ("aarch64", "x86_64")
-        for tag in ("cp310", "cp312")
-    )
-    monkeypatch.setattr(pristine, "pins", lambda: every)
-    monkeypatch.setenv("DDTREE_DEPLOY_CACHE", str(tmp_path / "cache"))
-    fake_pip(monkeypatch, small.read_bytes())
-    assert fetch("0.0.1", "cp312", "manylinux_2_34_x86_64").name == every[3].filename
-    assert fetch("0.0.1", "cp38", "manylinux_2_34_x86_64").name == every[2].filename
-    assert fetch("0.0.1", "cp312", "macosx_arm64").name == every[1].filename
-
-
-def test_pins_are_complete():
-    found = {(pin.version, pin.python, pin.platform) for pin in pins()}
-    assert found == {
-        ("0.5.11", f"cp3{minor}", f"manylinux_2_34_{machine}")
-        for minor in (10, 11, 12, 13)
-        for machine in ("x86_64", "aarch64")
-    }
-    assert len({pin.sha256 for pin in pins()}) == len(found)
-
-
-def test_tags_of_a_host():
-    assert tags_of({"python": {"tag": "cp312", "machine": "x86_64"}}) == ("cp312", "manylinux_2_34_x86_64")
-    assert tags_of({"python": {"tag": "cp311", "machine": "arm64"}}) == ("cp311", "manylinux_2_34_aarch64")
 
 
 # The published wheel.

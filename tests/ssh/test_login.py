@@ -259,6 +259,7 @@ def test_a_host_that_wants_more_than_a_key(start_sshd: Callable[..., Sshd], keys
     server = start_sshd(PasswordAuthentication="yes", AuthenticationMethods="publickey,password")
     error = _fails(server.target())
     assert "after the key the host also wants password" in error.message
+    assert "openssh" in str(error.hint)
 
 
 def test_certificates_of_users(start_sshd: Callable[..., Sshd], keys: Keys, tmp_path: Path) -> None:

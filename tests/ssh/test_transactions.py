@@ -20,9 +20,10 @@ from ddtree_deploy.deploy.rollback import roll_back
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.hosts.connect import connect
 from ddtree_deploy.hosts.session import HostSession
-from ddtree_deploy.patching.patchset import adhoc_set
+from ddtree_deploy.patching.patchset import adhoc_set, find_together
 from tests.agent.harness import make_site, tree_of
 from tests.cli.harness import ONE, TWO, Stream
+from tests.deploy.sets import write_set
 
 SLOW = ONE.replace("+A = 2", "+import time\n+A = 2\n+time.sleep(3)").replace("@@ -1 +1 @@", "@@ -1 +1,3 @@")
 
@@ -62,6 +63,21 @@ class Box:
         thread = threading.Thread(target=work)
         thread.start()
         return thread
+
+    def kill_agent(self) -> bool:
+        """Kill the agent that holds the lock; returns whether there was one."""
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            command = Path(f"/proc/{pid}/cmdline")
+            try:
+                words = command.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if protocol.LOADER.encode() in words:
+                lock = next(self.state.glob("*/lock"))
+                if f'"pid": {pid}' in lock.read_text():
+                    os.kill(int(pid), signal.SIGKILL)
+                    return True
+        return False
 
     def journal_holds(self, text: str) -> bool:
         return any(text in path.read_text() for path in self.state.glob("*/transactions/*/journal.json"))
@@ -107,23 +123,10 @@ def test_a_cut_connection_and_a_failing_commit(box):
 def test_the_agent_dies_with_the_connection(box):
     old = tree_of(box.site)
 
-    def kill_agent() -> bool:
-        if (box.site / "sglang/srt/a.py").read_text() == "A = 1\n":
-            return False
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            command = Path(f"/proc/{pid}/cmdline")
-            try:
-                words = command.read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if protocol.LOADER.encode() in words:
-                lock = next(box.state.glob("*/lock"))
-                if f'"pid": {pid}' in lock.read_text():
-                    os.kill(int(pid), signal.SIGKILL)
-                    return True
-        return False
+    def begun() -> bool:
+        return (box.site / "sglang/srt/a.py").read_text() != "A = 1\n" and box.kill_agent()
 
-    cutter = box.cut_when(kill_agent)
+    cutter = box.cut_when(begun)
     with pytest.raises(DeployError) as caught:
         box.apply(SLOW, smoke=True)
     cutter.join()
@@ -154,6 +157,53 @@ def test_a_connection_cut_before_the_request_was_whole_changed_nothing(box, monk
     assert caught.value.code == "DD308"
     assert "before anything was changed" in caught.value.message
     assert tree_of(box.site) == old
+
+
+@pytest.mark.parametrize("survives", [True, False], ids=["the host finishes", "the agent dies"])
+def test_an_upgrade_and_a_downgrade_of_a_live_set_over_a_cut_connection(box, tmp_path, survives):
+    """The host's truth is the new version as a whole, or, where its agent died too, the old one after recovery."""
+    folder, module = tmp_path / "sets", box.site / "sglang/srt/a.py"
+    pause = b"import time\ntime.sleep(1)\n"
+    versions = {"1.0": b"A = 2\n" + pause, "2.0": b"A = 3\n" + pause}
+
+    def apply(version: str, **options):
+        write_set(folder, "base", version, {"0.5.11": {"a.py": (b"A = 1\n", versions[version])}})
+        with box.session() as session:
+            return apply_sets(session, find_together(["base"], folder), box.console, **options)
+
+    apply("1.0")
+    trees = {"1.0": tree_of(box.site)}
+    for old, new, options in (("1.0", "2.0", {}), ("2.0", "1.0", {"downgrade": True})):
+
+        def begun(new=new) -> bool:
+            written = module.read_bytes() == versions[new]
+            return written and (survives or box.kill_agent())
+
+        cutter = box.cut_when(begun)
+        if survives:
+            applied = apply(new, smoke=True, **options)
+            assert "the host finished it" in applied.result["notes"][0]
+        else:
+            with pytest.raises(DeployError) as caught:
+                apply(new, smoke=True, **options)
+            assert caught.value.code == "DD510"
+            with box.session() as session:
+                assert recover(session)["action"] == "undone"
+            assert tree_of(box.site) == trees[old]
+            assert [item["version"] for item in box.status()["layers"]] == [old]
+            apply(new, **options)
+        cutter.join()
+        trees.setdefault(new, tree_of(box.site))
+        assert module.read_bytes() == versions[new]
+        assert tree_of(box.site) == trees[new]
+        status = box.status()
+        assert [item["version"] for item in status["layers"]] == [new]
+        assert status["back"]["base"] == [old]
+    cutter = box.cut_when(lambda: box.journal_holds('"rollback"'))
+    with box.session() as session:
+        roll_back(session, "base", box.console, to="2.0")
+    cutter.join()
+    assert tree_of(box.site) == trees["2.0"]
 
 
 def test_two_deployers_at_once(box):

@@ -1,0 +1,1 @@
+"""Writing patch sets: scratch trees, refreshing from them, ordering, and putting sets on disk whole."""
