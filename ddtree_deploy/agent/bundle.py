@@ -9,7 +9,18 @@ from importlib import resources
 _SITE = ("records", "state", "processes", "layers", "site")
 _STANDING = ("tree", "root", *_SITE, "standing")
 _TRANSACT = ("tree", "root", *_SITE, "commit", "transact")
-_UNITS = ("tree", "root", *_SITE, "commit", "managers", "supervised", "supervisor", "unitfiles", "install")
+_UNITS = (
+    "tree",
+    "root",
+    *_SITE,
+    "commit",
+    "managers",
+    "supervised",
+    "supervisor",
+    "unitfiles",
+    "installation",
+    "install",
+)
 _SERVE = (*_UNITS, "endpoint", "serving")
 _DOCTOR = tuple(
     "doctor_" + name

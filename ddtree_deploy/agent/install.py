@@ -12,174 +12,17 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import managers
 from .call import Call
-from .commit import Transaction, uninterrupted
+from .commit import uninterrupted
+from .installation import RUNNING, Installation, check_service, summary, transaction_of
 from .layers import bottom_entries, top_entries
-from .managers import SCRIPT, SYSTEMD, Manager, Systemd
 from .protocol import AgentError
-from .site import Deployment, quiet_entry, text
+from .site import quiet_entry, text
 from .state import DEFAULT_BASE, check_id
-from .supervised import Supervised
 from .tree import Entry, Tree, file_entry, same
-from .unitfiles import IDENTITY, UNIT_FOLDER, UnitFiles, masked, secrets_problems, user_base
+from .unitfiles import IDENTITY, masked, secrets_problems, user_base
 
 #: Installs that can be gone back through; the oldest two become one beyond that.
 KEEP_GENERATIONS = 5
-RUNNING = ("active", "activating", "deactivating")
-UNKNOWN = {
-    "active": "unknown",
-    "detail": "",
-    "restarting": False,
-    "pid": 0,
-    "restarts": 0,
-    "since": None,
-    "result": "",
-    "enabled": False,
-    "loaded": False,
-    "stop_limit_s": 0.0,
-    "invocation": None,
-}
-
-
-class Installation(Deployment):
-    """One service's files and state. ``layers``: its installs, oldest first."""
-
-    def __init__(self, call: Call, name: Optional[str] = None) -> None:
-        self.files = UnitFiles(call.request.get("unit") if name is None else name)
-        super().__init__(call, self.files)
-
-    @property
-    def unit_path(self) -> str:
-        """Where the unit lies, counted from the root folder."""
-        return "%s/%s" % (UNIT_FOLDER, self.files.name)
-
-    def layers(self) -> List[Dict[str, Any]]:
-        """The recorded installs, oldest first."""
-        layers: List[Dict[str, Any]] = self.state.record()["layers"]
-        return layers
-
-    def service(self) -> Dict[str, Any]:
-        """What the install in force says of the service. Raises AgentError DD607 where nothing is installed."""
-        layers = self.layers()
-        if not layers:
-            raise AgentError("DD607", "%s was not installed by this tool" % self.files.name, "`launch --install` first")
-        return check_service(layers[-1].get("service"))
-
-    def manager(self, service: Dict[str, Any]) -> Manager:
-        """What runs the service."""
-        if service["manager"] == SYSTEMD:
-            return Systemd(self.files.name)
-        return Supervised(service["config"], service["supervisor"])
-
-    def standing(self, service: Dict[str, Any]) -> Dict[str, Any]:
-        """The manager's word on the service; "unknown" with a note where what it needs for it is broken."""
-        try:
-            return self.manager(service).state()
-        except AgentError as error:
-            return dict(UNKNOWN, manager=service["manager"], notes=[str(error)])
-
-    def check_same_manager(self, new: Dict[str, Any]) -> None:
-        """Raises AgentError DD605 where the service runs under a manager that would not be asked any more."""
-        layers = self.layers()
-        old = check_service(layers[-1].get("service")) if layers else new
-        if old["manager"] != new["manager"] and self.standing(old)["active"] in RUNNING:
-            raise AgentError(
-                "DD605",
-                "%s runs under %s, and would be managed by %s" % (self.files.name, old["manager"], new["manager"]),
-                "`launch --stop` first",
-            )
-
-    def check_root(self, service: Dict[str, Any]) -> None:
-        """Raises AgentError DD606 where this account may not manage the service."""
-        if service["manager"] == SYSTEMD and os.geteuid() != 0:
-            raise AgentError(
-                "DD606",
-                "a system unit takes root, the agent runs as uid %d" % os.geteuid(),
-                "set `sudo = true` for the host in the inventory (or --sudo); sudo must ask for no password",
-            )
-
-
-class UnitTransaction(Transaction):
-    """A transaction whose files the service manager reads: checked by it, and loaded, before it is final."""
-
-    installation: Installation
-    systemd = False
-
-    def smoke(self) -> None:
-        unit = self.installation.unit_path
-        if self.systemd:
-            manager = Systemd(self.installation.files.name)
-            there = self._tree.entry(unit)[0] is not None
-            found = manager.verify("/" + unit) if there else []
-            if found:
-                raise AgentError("DD604", "the host's systemd finds fault with the unit: %s" % found[0], None, found)
-            manager.reload()
-            shown = manager.properties()
-            if there and (shown.get("LoadState") != "loaded" or shown.get("FragmentPath") != "/" + unit):
-                raise AgentError(
-                    "DD604",
-                    "systemd loads %s as %s from %s"
-                    % (manager.name, shown.get("LoadState"), shown.get("FragmentPath") or "nowhere"),
-                )
-        for operation in self.operations:
-            if operation["path"].endswith(".sh") and operation["after"] is not None:
-                done = managers.run_program(["sh", "-n", "/" + operation["path"]])
-                if done.returncode:
-                    raise AgentError("DD604", "the script is not sound: %s" % done.stderr.strip())
-        self.journal["smoke"] = False
-
-    def undo(self, outcome: str) -> List[str]:
-        paths = super().undo(outcome)
-        self._reload()
-        return paths
-
-    def force_undo(self) -> List[str]:
-        paths = super().force_undo()
-        self._reload()
-        return paths
-
-    def _reload(self) -> None:
-        """Have systemd forget the units that were undone; it keeps running what runs."""
-        if self.systemd:
-            try:
-                Systemd(self.installation.files.name).reload()
-            except AgentError as error:
-                self.notes.append("%s; run `systemctl daemon-reload` on the host" % error)
-
-
-def check_service(value: Any) -> Dict[str, Any]:
-    """What a record or request says of a service, if it is sound; raises AgentError DD307."""
-    kinds = {
-        "name": str,
-        "manager": str,
-        "address": str,
-        "port": int,
-        "model": str,
-        "algorithm": str,
-        "metrics": bool,
-        "secrets": list,
-    }
-    if isinstance(value, dict) and value.get("manager") in (SYSTEMD, SCRIPT):
-        paths = [value.get(key) for key in ("config", "supervisor")] if value["manager"] == SCRIPT else []
-        texts = [*paths, *(value.get("secrets") or [])]
-        if all(isinstance(value.get(key), kind) for key, kind in kinds.items()) and all(
-            isinstance(item, str) for item in texts
-        ):
-            return value
-    raise AgentError("DD307", "what is said of the service is not as this tool says it")
-
-
-def _transaction(installation: Installation, tree: Tree, journal: Dict[str, Any]) -> UnitTransaction:
-    transaction = UnitTransaction(installation.files, tree, installation.state, journal)
-    transaction.installation = installation
-    transaction.systemd = managers.booted() and any(
-        item["path"] == installation.unit_path for item in journal["operations"]
-    )
-    return transaction
-
-
-def _summary(layer: Dict[str, Any]) -> Dict[str, Any]:
-    keys = ("version", "time", "who", "reason", "transaction", "service")
-    return {key: layer.get(key) for key in keys}
 
 
 # --- look
@@ -213,7 +56,7 @@ def run_unit_look(call: Call) -> Dict[str, Any]:
         "entries": entries,
         "texts": texts,
         "edited": [path for path in sorted(top) if not same(entries[path], top[path])],
-        "generations": [_summary(layer) for layer in layers],
+        "generations": [summary(layer) for layer in layers],
         "interrupted": journal["history"] if journal else None,
         "holder": holder,
         "state": installation.standing(check_service(service)) if service else None,
@@ -292,7 +135,7 @@ def run_unit_install(call: Call) -> Dict[str, Any]:
         }
         journal = installation.journal(history, _copies(files), _kept([*layers, layer]))
         journal["smoke"] = True
-        transaction = _transaction(installation, tree, journal)
+        transaction = transaction_of(installation, tree, journal)
         result = transaction.carry_out(dict(call.blobs), lambda: call.progress(0, 1, "systemd reads the unit"))
         return {"changed": True, **result}
 
@@ -353,14 +196,14 @@ def run_unit_restore(call: Call) -> Dict[str, Any]:
         was_enabled = after_unit is None and bool(state["enabled"])
         if was_enabled:
             manager.enable(False)
-        transaction = _transaction(installation, tree, journal)
+        transaction = transaction_of(installation, tree, journal)
         try:
             result = transaction.carry_out({}, lambda: call.progress(0, 1, "systemd reads its units"))
         except AgentError:
             if was_enabled:
                 manager.enable(True)
             raise
-        return {"saved": saved, "removed": history["sets"], "left": [_summary(layer) for layer in left], **result}
+        return {"saved": saved, "removed": history["sets"], "left": [summary(layer) for layer in left], **result}
 
 
 def _settle(installation: Installation, tree: Tree, operations: List[Dict[str, Any]], call: Call) -> List[str]:
@@ -433,7 +276,7 @@ def _standing(installation: Installation) -> Optional[Dict[str, Any]]:
     service = check_service(layers[-1].get("service")) if layers else None
     return {
         "unit": installation.files.name,
-        "install": _summary(layers[-1]) if layers else None,
+        "install": summary(layers[-1]) if layers else None,
         "generations": len(layers),
         "edited": ["/" + path for path in edited],
         "state": installation.standing(service) if service else None,
@@ -454,7 +297,7 @@ def run_units_recover(call: Call) -> Dict[str, Any]:
             journal = installation.state.interrupted()
             if journal is None:
                 continue
-            transaction = _transaction(installation, tree, journal)
+            transaction = transaction_of(installation, tree, journal)
             with uninterrupted():
                 if call.request.get("force"):
                     action, paths = "undone", transaction.force_undo()
@@ -483,5 +326,5 @@ def run_unit_outcome(call: Call) -> Dict[str, Any]:
         with Tree("/") as tree:
             result["files"] = {item["path"]: quiet_entry(tree, item["path"]) for item in journal["operations"]}
         result.update(changed=True, saved=[], removed=journal["history"]["sets"])
-        result["left"] = [_summary(layer) for layer in installation.layers()]
+        result["left"] = [summary(layer) for layer in installation.layers()]
     return result

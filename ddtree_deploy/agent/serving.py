@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional
 
 from .call import Call
 from .endpoint import HEALTH_LIMIT_S, Endpoint, Secrets, prove
-from .install import Installation
+from .installation import Installation
 from .managers import SYSTEMD
 from .protocol import AgentError
 from .unitfiles import secrets_problems

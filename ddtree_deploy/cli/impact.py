@@ -81,7 +81,7 @@ def _print(console: Console, item: SetImpact, engine: str, later: str) -> None:
             console.line(f"             {file.others} other{'s' if file.others > 1 else ''} changed or removed")
     changed = sum(not file.clean for file in item.files)
     met = sum(len(file.touched) for file in item.files)
-    console.line(f"  {changed} of {len(item.files)} files changed, {met} functions that the set changes among it")
+    console.line(f"  {changed} of {len(item.files)} files changed, and in them {met} functions that the set changes")
 
 
 def _document(item: SetImpact) -> dict[str, object]:

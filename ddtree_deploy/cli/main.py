@@ -10,31 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from ddtree_deploy import __version__
-from ddtree_deploy.cli import (
-    apply,
-    demo,
-    doctor,
-    find_def,
-    grep,
-    history,
-    impact,
-    inventory,
-    launch,
-    patchset,
-    recover,
-    rollback,
-    serving,
-    snapshot,
-    status,
-    wheel,
-)
-from ddtree_deploy.cli.fleet import over_hosts
 from ddtree_deploy.cli.guard import guarded
+from ddtree_deploy.cli.table import CommandTable
 from ddtree_deploy.console import Console
 from ddtree_deploy.errors import DeployError
 
 app = typer.Typer(
     name="ddtree-deploy",
+    cls=CommandTable,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -73,39 +56,9 @@ def _root(
     pass
 
 
-app.command("snapshot")(over_hosts(snapshot.snapshot, changes=False))
-app.command("snapshots")(snapshot.snapshots)
-app.command("diff")(snapshot.diff)
-app.command("grep")(grep.grep)
-app.command("find-def")(find_def.find_def)
-app.command("apply")(over_hosts(apply.apply, changes=True))
-app.command("status")(over_hosts(status.status, changes=False))
-app.command("rollback")(over_hosts(rollback.rollback, changes=True))
-app.command("recover")(over_hosts(recover.recover, changes=True))
-app.command("history")(over_hosts(history.history, changes=False))
-app.command("launch")(launch.launch)
-app.command("doctor")(over_hosts(doctor.doctor, changes=False))
-app.command("logs")(serving.logs)
-app.add_typer(patchset.app, name="patchset")
-app.command("impact")(impact.impact)
-app.add_typer(wheel.app, name="wheel")
-app.add_typer(inventory.app, name="inventory")
-app.command("demo")(demo.demo)
-
-
 @functools.cache
 def _command() -> Any:
-    """The whole command line; every command that contacts a host takes ``-v`` as the program itself does."""
-    command: Any = typer.main.get_command(app)
-    verbose = next(item for item in command.params if item.name == "verbose")
-    groups = [command]
-    while groups:
-        for item in groups.pop().commands.values():
-            if hasattr(item, "commands"):
-                groups.append(item)
-            elif any(param.name == "accept_new" for param in item.params):
-                item.params.append(verbose)
-    return command
+    return typer.main.get_command(app)
 
 
 def run(arguments: Sequence[str], console: Console) -> int:

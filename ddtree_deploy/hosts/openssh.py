@@ -15,7 +15,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from ddtree_deploy.errors import DeployError
 from ddtree_deploy.hosts.local import LocalProcess
 from ddtree_deploy.hosts.sshconfig import NO_CONFIG, SYSTEM_CONFIG, account_home, effective_config
 from ddtree_deploy.hosts.target import Target, parse_destination
+from ddtree_deploy.hosts.terminal import can_ask
 from ddtree_deploy.hosts.watch import SILENT, Watch
 
 CONNECT_TIMEOUT = 10  # seconds, for the TCP connection and the greeting of each hop
@@ -101,7 +101,7 @@ def open_openssh(target: Target, *, accept_new: bool = False, watch: Watch = SIL
 
 def _log_in(target: Target, folder: Path, accept_new: bool, watch: Watch) -> OpenSshTransport:
     destination = parse_destination(target.ssh or target.name)
-    interactive = sys.stdin.isatty() and sys.stderr.isatty()
+    interactive = can_ask()
     config, log, socket = folder / "config", folder / "log", folder / "s"
     config.write_text("".join(f"{line}\n" for line in _configuration(target, accept_new, interactive)))
     ssh = ["ssh", "-F", str(config), "-E", str(log), "-T"]

@@ -21,6 +21,7 @@ from paramiko.agent import AgentKey, AgentSSH
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.hosts.hostkeys import PublicKey, parse_key
 from ddtree_deploy.hosts.sshconfig import SshConfig, home_note
+from ddtree_deploy.hosts.terminal import can_ask
 
 _CONFIRM = 60.0  # seconds for a person to touch the key or to confirm its use
 _MORE = (
@@ -186,7 +187,7 @@ def _add_certificate(key: paramiko.PKey, path: Path, attempts: _Attempts) -> Non
 
 
 def _unlock(path: Path, attempts: _Attempts) -> paramiko.PKey | None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         attempts.left_out.append(f"{path}: encrypted, and there is no terminal to ask for its passphrase")
         return None
     passphrase = getpass.getpass(f"Passphrase for {path}: ", stream=sys.stderr)

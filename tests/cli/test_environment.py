@@ -73,3 +73,14 @@ def test_a_process_of_another_environment_is_not(installed):
         assert other.stdout.readline() == b"up\n"
         assert installed.on_host("apply", installed.patch("one.patch", ONE)).status == 0
         other.kill()
+
+
+def test_every_command_of_the_table_is_there(cli, capsys):
+    from ddtree_deploy.cli.table import COMMANDS
+
+    assert cli.run("--help").status == 0
+    overview = capsys.readouterr().out
+    for name, entry in COMMANDS.items():
+        assert f"  {name} " in overview and entry.summary in overview
+        status = cli.run(name, "--help").status
+        assert (status, f"ddtree-deploy {name}" in capsys.readouterr().out) == (0, True), name

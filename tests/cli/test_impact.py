@@ -18,7 +18,7 @@ def cli(cli, wheelhouse, monkeypatch):
 def test_nothing_changed(cli):
     result = cli.run(*FIXES, "--from", "0.5.12", "--to", "0.5.12.post1")
     assert result.status == 0
-    assert result.out.splitlines()[-1] == "  0 of 3 files changed, 0 functions that the set changes among it"
+    assert result.out.splitlines()[-1] == "  0 of 3 files changed, and in them 0 functions that the set changes"
 
 
 def test_what_changed(cli):

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddtree_deploy.agent import install as module
+from ddtree_deploy.agent.installation import UnitTransaction
 from ddtree_deploy.agent.protocol import AgentError
 from ddtree_deploy.agent.unitfiles import UnitFiles, masked, secrets_problems
 from tests.agent.test_crash import run_until
@@ -187,7 +188,7 @@ def test_unit_is_undone_where_it_was_not_checked_yet(unit):
     old = unit.tree()
 
     def killed_in_check() -> None:
-        module.UnitTransaction.smoke = lambda _self: os.kill(os.getpid(), 9)
+        UnitTransaction.smoke = lambda _self: os.kill(os.getpid(), 9)
         unit.install(**TWO)
 
     pid = os.fork()
