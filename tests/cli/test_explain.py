@@ -37,7 +37,7 @@ says the same on the command line, and `explain --json` as data. This page is ma
 """
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-FOREIGN = {"--help", "--no-deps", "--link-mode", "--shm-size"}  # of every command, pip, uv and docker
+FOREIGN = {"--help", "--no-deps", "--link-mode", "--shm-size", "--now"}  # of other programs, or of every command
 
 
 def texts(item: Explanation) -> tuple[str, ...]:

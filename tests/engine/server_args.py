@@ -25,10 +25,6 @@ HANDLERS = {
 }
 
 
-class HybridConfig(SimpleNamespace):
-    mamba2_cache_params = property(lambda self: None)
-
-
 class UnsetVariables:
     """The engine's environment variables, none of them set."""
 
@@ -37,9 +33,8 @@ class UnsetVariables:
 
 
 def model(arch: str = "Qwen3ForCausalLM", *, swa: bool = False) -> SimpleNamespace:
-    """A target's configuration as far as the arguments depend on it; the Qwen 3.5 and Next families are hybrids."""
-    hybrid = arch.startswith(("Qwen3_5", "Qwen3Next"))
-    config = (HybridConfig if hybrid else SimpleNamespace)(architectures=[arch], num_hidden_layers=4)
+    """A target's configuration as far as the arguments depend on it."""
+    config = SimpleNamespace(architectures=[arch], num_hidden_layers=4)
     config.get_text_config = lambda: config
     return SimpleNamespace(
         hf_config=config,

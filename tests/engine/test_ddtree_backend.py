@@ -13,6 +13,8 @@ pytestmark = pytest.mark.wheel
 
 HYBRID = "sglang/srt/layers/attention/hybrid_linear_attn_backend.py"
 GDN = "sglang/srt/layers/attention/linear/gdn_backend.py"
+MIXIN = "sglang/srt/model_executor/model_runner_kv_cache_mixin.py"
+STATES = "sglang/srt/speculative/ddtree_states.py"
 GRAPHS = "sglang/srt/model_executor/cuda_graph_runner.py"
 TRITON = "sglang/srt/layers/attention/triton_backend.py"
 WORKER = "sglang/srt/speculative/ddtree_worker.py"
@@ -21,19 +23,24 @@ TOKENIZER = "sglang/srt/managers/tokenizer_manager.py"
 METRICS = "sglang/srt/observability/scheduler_metrics_mixin.py"
 
 CHECKS = (
-    "links",
+    "trees",
+    "who_keeps",
     "padding",
     "stale",
-    "cache_steps",
+    "dispatch",
+    "memory",
     "mask_buffer",
     "graph_input",
     "requests",
     "draft_arguments",
     "rope_table",
+    "warm_up",
     "sampling",
     "host_copies",
 )
-FIRST_CHILD, NEXT_SIBLING = [1, 3, -1, -1], [-1, 2, -1, -1]
+PARENTS, MOVES, ANCESTORS = [-1, 0, 0, 2], [0, 1 << 16, 0, 1 << 16], [1, 3, 5, 13]
+TREES = [[PARENTS] * 2, [MOVES] * 2, [ANCESTORS] * 2]
+CHAINS = [[[-1, 0, 1, 2]] * 2, [[0] * 4] * 2, [[1, 3, 7, 15]] * 2]
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +48,22 @@ def reports(ddtree_site, run_child) -> dict:
     return dict(zip(CHECKS, run_child("tree_backend.py", ddtree_site, CHECKS), strict=True))
 
 
-def check_links(report):
-    links = [[FIRST_CHILD] * 2, [NEXT_SIBLING] * 2]
-    assert report["tree"] == {"eager": links, "captured": True, "replayed": links, "same memory": True}
-    assert report["chain"] == {"eager": None, "captured": False, "replayed": None, "same memory": True}
+def check_trees(report):
+    for name in ("eager", "replay"):
+        assert report[f"{name} before"] == CHAINS
+        assert report[name] == TREES
+        assert report[f"{name} same memory"]
+        assert report[f"{name} of no tree"]
+
+
+def check_who_keeps(report):
+    # Trees, states of the engine's own per request, its convolution windows.
+    assert report == {
+        "target": [True, 0, 0],
+        "shadow": [False, 4, 4],
+        "dflash": [False, 4, 4],
+        "drafter": [False, 0, 0],
+    }
 
 
 def check_padding(report):
@@ -54,14 +73,25 @@ def check_padding(report):
 
 
 def check_stale(report):
-    children, siblings = report
-    assert (children[:3], siblings[:3]) == ([FIRST_CHILD] * 3, [NEXT_SIBLING] * 3)
+    assert report == TREES
 
 
-def check_cache_steps(report):
-    assert report["cache_steps"] == report["buffer"]
-    assert report["links reach both kernels"]
-    assert report["conv links"] == [[FIRST_CHILD] * 2, [NEXT_SIBLING] * 2]
+def check_dispatch(report):
+    assert report == {
+        "output": "output",
+        "layer": 2,
+        "slots": [105, 106, -1],
+        "tensors": [[12, 8], "a", "b"],
+        "commit": [[105, 106], [3, 1], [8, 9], [-1, 0]],
+    }
+
+
+def check_memory(report):
+    # Per node and layer 8 channels twice and 2 gates of 2 heads; one branch slot for 4 nodes, three for 32.
+    assert report["4"] == [4 * 3 * (2 * 8 * 4 + 16) + 1 * 32] * 2
+    assert report["32"] == [32 * 3 * (2 * 8 * 2 + 16) + 3 * 32] * 2
+    assert report["chain"] == [4 * 3 * (8 * 3 * 4 + 8 * 4)] * 2
+    assert report["reserved"] == [5 * report["4"][0], 5 * report["chain"][0]]
 
 
 def check_mask_buffer(report):
@@ -71,10 +101,10 @@ def check_mask_buffer(report):
 
 def check_graph_input(report):
     assert report == {
-        "target": ["DDTreeVerifyInput", 2, "mask", "FULL", None, 4],
-        "shadow": ["DFlashVerifyInput", 1, "mask", "FULL", "none", 4],
-        "drafter": ["DFlashVerifyInput", 1, None, "NULL", "none", 4],
-        "dflash": ["DFlashVerifyInput", 1, "mask", "FULL", "none", 4],
+        "target": ["DDTreeVerifyInput", "mask", "FULL", 4],
+        "shadow": ["DFlashVerifyInput", "mask", "FULL", 4],
+        "drafter": ["DFlashVerifyInput", None, "NULL", 4],
+        "dflash": ["DFlashVerifyInput", "mask", "FULL", 4],
     }
 
 
@@ -92,6 +122,17 @@ def check_draft_arguments(report):
 
 def check_rope_table(report):
     assert report == [["written", "too long", "asked"], [9, 10]]
+
+
+def check_warm_up(report):
+    tree = ["build_tree_kernel", "merge_candidates_kernel", "order_tree_kernel", "shard_candidates_kernel"]
+    verify = ["tree_mask_kernel", "walk_tree_kernel"]
+    states = ["commit_convolution_kernel", "tree_recurrence_kernel"]
+    assert report == {
+        "tree": [sorted(tree + verify + states), True],
+        "attention": [sorted(tree + verify), True],
+        "shadow": [tree, True],
+    }
 
 
 def check_sampling(report):
@@ -114,40 +155,41 @@ def test_backends(name, reports):
     globals()[f"check_{name}"](reports[name])
 
 
-# Checks that see a replay's links.
-REPLAYED = ("links", "stale", "cache_steps")
 MUTATIONS = {
-    "no links in eager forwards": (
-        HYBRID,
-        "if self._verifies_tree(forward_batch.spec_info):",
-        "if self.topk > 1:",
-        "links",
-    ),
-    "no links at capture": (
-        HYBRID,
-        "self._verifies_tree(spec_info):\n            # They are",
-        "self.topk > 1:\n            # They are",
-        "links",
-    ),
-    "no links at replay": (
-        HYBRID,
-        "self._verifies_tree(spec_info):\n            # None in",
-        "self.topk > 1:\n            # None in",
-        *REPLAYED,
-    ),
-    "topk of a chain": (INFO, "TREE_TOPK = 2", "TREE_TOPK = 1", "graph_input", *REPLAYED),
-    "a short request is padding": (HYBRID, "if num_requests is not None:", "if False:", "padding"),
-    "stale links": (
-        HYBRID,
-        "[:bs_without_pad].copy_(\n                    spec_info.retrieve_next_token",
-        "[:0].copy_(\n                    spec_info.retrieve_next_token[:0]",
-        *REPLAYED,
-    ),
-    "cache steps of the window": (
+    "no tree in eager forwards": (
         GDN,
-        "intermediate_state_cache.shape[1]",
-        "forward_batch.spec_info.draft_token_num",
-        "cache_steps",
+        "self._load_tree(forward_batch.forward_mode, forward_batch.spec_info)",
+        "pass",
+        "trees",
+    ),
+    "no tree at replay": (GDN, "self._load_tree(forward_mode, spec_info)\n", "pass\n", "trees", "stale"),
+    "a new table for each tree": (
+        STATES,
+        "self.parents[:requests].copy_(tree.parents)",
+        "self.parents = tree.parents",
+        "trees",
+    ),
+    "shadow verifies trees": (STATES, " and not args.speculative_ddtree_shadow_linear", "", "who_keeps"),
+    "a short request is padding": (HYBRID, "if num_requests is not None:", "if False:", "padding"),
+    "a verify by the engine's kernels": (
+        GDN,
+        "if is_target_verify and self.tree_states is not None:",
+        "if False:",
+        "dispatch",
+    ),
+    "a commit by the engine's kernels": (HYBRID, "if tree_states is not None:", "if False:", "dispatch"),
+    "the layer's number for its place": (
+        GDN,
+        "self.req_to_token_pool.mamba_map[layer.layer_id]",
+        "layer.layer_id",
+        "dispatch",
+    ),
+    "branch states not reserved": (STATES, " + _slots(window) * prod(params.shape.temporal) * 4", "", "memory"),
+    "a state reserved, whatever is kept": (
+        MIXIN,
+        "max_running_requests * verify_bytes(",
+        "max_running_requests * config.mamba2_cache_params.mamba_cache_per_req + 0 * verify_bytes(",
+        "memory",
     ),
     "a mask buffer without the window": (
         TRITON,
@@ -177,6 +219,7 @@ MUTATIONS = {
         "per_node(torch.ones_like(sampling_info.temperatures))",
         "sampling",
     ),
+    "the commit is not warm": (WORKER, "if states is not None:", "if False:", "warm_up"),
     "each rank draws its own": (INFO, "tp_group.broadcast(tokens, src=0)", "pass", "sampling"),
 }
 
@@ -184,18 +227,30 @@ MUTATIONS = {
 # Each of a round's edits is for another check to notice, and no other check may.
 ROUNDS = [
     [
-        "no links in eager forwards",
+        "no tree in eager forwards",
         "a short request is padding",
-        "cache steps of the window",
+        "a verify by the engine's kernels",
+        "branch states not reserved",
         "a mask buffer without the window",
         "captured as a chain",
         "the drafter drafts the window",
         "a silent argmax",
+        "shadow verifies trees",
     ],
-    ["no links at capture", "shadow captured as a tree", "ties of greedy requests are drawn"],
-    ["no links at replay", "captured without a mask", "one temperature for all"],
-    ["topk of a chain", "each rank draws its own"],
-    ["stale links"],
+    [
+        "no tree at replay",
+        "a commit by the engine's kernels",
+        "a state reserved, whatever is kept",
+        "shadow captured as a tree",
+        "ties of greedy requests are drawn",
+    ],
+    [
+        "a new table for each tree",
+        "the layer's number for its place",
+        "captured without a mask",
+        "one temperature for all",
+    ],
+    ["each rank draws its own", "the commit is not warm"],
 ]
 
 

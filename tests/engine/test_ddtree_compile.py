@@ -8,23 +8,52 @@ from tests.engine.ddtree_sources import NEW
 
 pytestmark = pytest.mark.torch
 
-TABLES = dict.fromkeys(("tokens", "positions", "next_token", "next_sibling", "ancestors"), "*i64")
+PICKED = {
+    "tokens": "*i64",
+    "positions": "*i64",
+    "ancestors": "*i64",
+    "parents": "*i32",
+    "depths": "*i32",
+    "on_spine": "*i1",
+}
 BUILD = {
-    **TABLES,
+    **PICKED,
     "logp": "*fp32",
     "ids": "*i64",
     "roots": "*i64",
     "seq_lens": "*i64",
-    "parents": "*i32",
-    "depths": "*i32",
-    "on_spine": "*i1",
     "DEPTH": "i32",
     "K": "i32",
 }
+ORDER = {**PICKED, **{f"ordered_{name}": kind for name, kind in PICKED.items()}, "moves": "*i32"}
 MASK = {"ancestors": "*i64", "seq_lens": "*i64", "size": "i32"}
 WALK = {"tokens": "*i64", "parents": "*i32", "target_tokens": "*i64", "packed": "*i64"}
 SHARD_SIZES = ("columns", "row_stride", "num_org", "num_org_padded", "num_added", "org_start", "added_start")
 SHARD = {"records": "*i32", **dict.fromkeys(SHARD_SIZES, "i32")}
+GATES = {"decays": "*fp32", "betas": "*fp32"}
+CONVOLUTION = {
+    **dict.fromkeys(("x", "a", "b", "weight", "bias", "history", "inputs", "mixed"), "*bf16"),
+    **dict.fromkeys(("decay_log", "decay_bias"), "*fp32"),
+    **dict.fromkeys(("slots", "parents"), "*i32"),
+    **dict.fromkeys(("x_stride", "a_stride", "b_stride"), "i32"),
+    **GATES,
+}
+COMMIT = {
+    **dict.fromkeys(("slots", "steps", "targets"), "*i32"),
+    **dict.fromkeys(("rows", "pool_rows"), "i32"),
+}
+RECURRENCE = {
+    **COMMIT,
+    **GATES,
+    **dict.fromkeys(("mixed", "output"), "*bf16"),
+    "branches": "*fp32",
+    "moves": "*i32",
+    "ancestors": "*i64",
+    "scale": "fp32",
+    "first_layer": "i32",
+    "commits": "i32",
+}
+COMMIT_CONVOLUTION = {**COMMIT, "inputs": "*bf16", "history": "*bf16", "parents": "*i32"}
 MERGE = {"records": "*i32", "merged": "*i32", "row_stride": "i32", "part_stride": "i32"}
 
 
@@ -43,6 +72,20 @@ def builds(window: int):
     for kind in ("*i1", "*u8"):
         yield "tree_mask_kernel", {**MASK, "mask": kind}, {"WINDOW": window, "BLOCK_BS": 256, "BLOCK": 1024}, 4
 
+    yield "order_tree_kernel", ORDER, {"WINDOW": window, "BLOCK_W": power(window)}, 8
+
+
+def recurrent(window: int):
+    """As for a target of 48 value heads of 128 x 128, 16 key heads."""
+    conv = {"CHANNELS": 10240, "WINDOW": window, "WIDTH": 4, "BLOCK": 256}
+    gates = {"VALUE_HEADS": 48, "HAS_BIAS": True, "SILU": True, "BLOCK_H": 64}
+    yield "tree_convolution_kernel", CONVOLUTION, {**conv, **gates}, 4
+    yield "commit_convolution_kernel", COMMIT_CONVOLUTION, conv, 4
+    heads = {"WINDOW": window, "BRANCHES": 4, "HEADS": 16, "VALUE_HEADS": 48}
+    state = {"K": 128, "V": 128, "BLOCK_V": 8}
+    for kind in ("*fp32", "*bf16"):
+        yield "tree_recurrence_kernel", {**RECURRENCE, "pool": kind}, {**heads, **state}, 1
+
 
 def candidates(k: int, kind: str):
     sizes = {"K": k, "BLOCK_K": power(k)}
@@ -54,14 +97,22 @@ def candidates(k: int, kind: str):
 
 
 JOBS = [
-    {"kernel": kernel, "arch": arch, "signature": signature, "constexprs": constexprs, "num_warps": warps}
+    {
+        "module": "ddtree_recurrent" if source is recurrent else "ddtree_kernels",
+        "kernel": kernel,
+        "arch": arch,
+        "signature": signature,
+        "constexprs": constexprs,
+        "num_warps": warps,
+    }
     for arch in (90, 120)
-    for source in (
-        *(builds(window) for window in (16, 32, 64)),
-        candidates(8, "*bf16"),
-        candidates(32, "*fp32"),
+    for source, arguments in (
+        *((builds, (window,)) for window in (16, 32, 64)),
+        *((recurrent, (window,)) for window in (16, 64)),
+        (candidates, (8, "*bf16")),
+        (candidates, (32, "*fp32")),
     )
-    for kernel, signature, constexprs, warps in source
+    for kernel, signature, constexprs, warps in source(*arguments)
 ]
 
 

@@ -20,25 +20,27 @@ WRONG = {
     "pages": (["page size"], "--page-size 1"),
     "a sliding layer": (["sliding window"], r"layers \[3\]"),
     "a sliding target": (["sliding window"], "Use DFLASH"),
-    "other verify kernel": (["linear attention"], "--linear-attn-backend triton"),
+    "other decode kernel": (["linear attention"], "--linear-attn-backend triton"),
+    "other prefill kernel": (["linear attention"], "FlashInferGDNKernel"),
     "KDA": (["linear attention"], "KDAAttnBackend"),
     "a subclass of GDN": (["linear attention"], "AscendGDNAttnBackend"),
     "a hybrid without its backend": (["linear attention"], "Use DFLASH"),
-    "more state steps": (["state pool"], "5 delta rule steps, not 4"),
-    "fewer conv steps": (["state pool"], "3 convolution steps, not 4"),
-    "fewer state rows": (["state pool"], "for 3 requests of 4"),
-    "fewer conv rows": (["state pool"], "for 3 requests of 4"),
+    "Mamba2": (["linear attention"], "Mamba2AttnBackend"),
+    "no room for trees": (["state pool"], "no room"),
+    "another window": (["state pool"], "5 nodes, not 4"),
+    "odd heads": (["state pool"], "heads of 96"),
+    "fewer rows": (["state pool"], "room for 4 requests of 5"),
     "two conv states": (["state pool"], "2 convolution states"),
-    "a wide convolution": (["convolution"], "a width of 5"),
-    "unproven and wrong": (["state pool", "state precision"], "for 3 requests of 4"),
+    "a wide convolution": (["convolution"], "a width of 5 is untested"),
+    "unproven and wrong": (["state pool", "state precision"], "for 4 requests of 5"),
 }
 # Refused as well, but for the flag.
 UNPROVEN = {
-    "Mamba2": (["linear attention"], "untested"),
-    "bf16 state": (["state precision"], "--mamba-ssm-dtype float32"),
-    "other kernel source": (["kernels"], "causal_conv1d_triton, fused_sigmoid_gating_recurrent, mamba_state_scatter"),
+    "fp16 state": (["state precision"], "--mamba-ssm-dtype float32 or bfloat16"),
+    "bf16 convolution": (["convolution"], "torch.bfloat16, a node's torch.float32"),
+    "other kernel source": (["kernels"], "causal_conv1d_triton, fused_sigmoid_gating_recurrent differ"),
 }
-SOUND = ("none", "attention only")
+SOUND = ("none", "attention only", "bf16 state")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def test_a_kernel_edited_on_the_host_is_unproven(site_with, ddtree_files, wheel_
 def test_the_worker_asks_the_guard_first(ddtree_site, run_child):
     """Before it loads a drafter; not in shadow mode, which verifies no tree."""
     (report,) = run_child("tree_backend.py", ddtree_site, ["constructor"])
-    assert report == {"tree": ["check", "enforce False", "drafter"], "shadow": ["drafter"]}
+    assert report == {"tree": ["check", "enforce False", "drafter", "warm up"], "shadow": ["drafter", "warm up"]}
 
 
 def test_shadow_needs_no_flag(ddtree_site):

@@ -1,4 +1,4 @@
-"""DDTree's candidates, trees, links, masks and walks: the kernels, interpreted, against plain Python and torch."""
+"""DDTree's candidates, trees, order, masks and walks: the kernels, interpreted, against plain Python and torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tests.engine.ddtree_sources import NEW, edited
-from tests.engine.tree_reference import best_weight, dense_mask, fp32, heap_tree, tables, walk
+from tests.engine.tree_reference import best_weight, dense_mask, fp32, grown, tables, walk
 
 pytestmark = [pytest.mark.torch, pytest.mark.wheel]
 
@@ -45,7 +45,7 @@ def batch(rng: random.Random, trees: int, depth: int, k: int, window: int, spine
 
 def targets(rng: random.Random, job: dict, request: int) -> list[int]:
     logp, ids, root = job["logp"][request], job["ids"][request], job["roots"][request]
-    tree = heap_tree(logp, job["window"], job["spine"])
+    tree = grown(logp, job["window"], job["spine"])
     tokens = []
     for node in range(job["window"]):
         children = tree.children(node) if node < len(tree) else []
@@ -63,7 +63,7 @@ def check_job(job: dict, answer: dict) -> None:
     mask = iter(answer.get("mask", ()))
     for request, logp in enumerate(job["logp"]):
         seq_len = job["seq_lens"][request]
-        tree = heap_tree(logp, window, job["spine"])
+        tree = grown(logp, window, job["spine"])
         got = {name: answer[name][request] for name in tables(tree, job["ids"][request], 0, 0, window)}
         assert got == tables(tree, job["ids"][request], job["roots"][request], seq_len, window)
         assert answer["walk"][request] == walk(got, job["targets"][request], job["max_depth"])
@@ -76,22 +76,27 @@ def check_job(job: dict, answer: dict) -> None:
 
 
 def check_structure(job: dict, answer: dict) -> None:
-    """What the engine's kernels and the walk rely on, read from the tables alone."""
+    """What mask, walk and recurrent kernels rely on, read from the tables alone."""
+    window = job["window"]
     for request in range(len(job["logp"])):
-        parents = answer["parents"][request]
-        linked = []
-        for node in range(job["window"]):
-            child, last = answer["next_token"][request][node], node
-            while child >= 0:
-                assert child > last  # parents first, siblings ascending
-                assert parents[child] == node
-                assert answer["depths"][request][child] == answer["depths"][request][node] + 1
-                linked.append(child)
-                last, child = child, answer["next_sibling"][request][child]
-        # Each node but the root and pads is linked from exactly one place; pads follow the nodes.
-        assert sorted(linked) == [node for node in range(job["window"]) if parents[node] >= 0]
-        assert sorted(linked) == list(range(1, 1 + len(linked)))
-        assert answer["next_sibling"][request][0] == -1
+        parents, moves = answer["parents"][request], answer["moves"][request]
+        nodes = [node for node in range(window) if not node or parents[node] >= 0]
+        assert nodes == list(range(len(nodes)))  # pads follow the nodes
+        # A state is the path that it is of: in registers, and in the slots.
+        register, slots = None, {}
+        for node in nodes:
+            assert parents[node] < node
+            take, keep, leaf = (moves[node] & 255) - 1, (moves[node] >> 8 & 255) - 1, moves[node] >> 16
+            if take >= 0:
+                register = slots[take]
+            assert register == (None if not node else parents[node])
+            assert leaf == (node not in parents)
+            if not leaf:
+                register = node
+            if keep >= 0:
+                slots[keep] = node
+        # As few slots as the smallest trees that need so many allow: 5, 11, 23, 47 nodes.
+        assert len(slots) <= sum(len(nodes) >= size for size in (5, 11, 23, 47))
 
 
 def small_jobs() -> list[dict]:
@@ -126,6 +131,7 @@ def special_jobs() -> dict[str, dict]:
     short = marginals(rng, 1, 2)
     return {
         "equal scores everywhere": named(rng, [level] * 4, window=20),
+        "slots in slots": named(rng, [level[:2]] * 4, window=31),
         "equal scores, spine": named(rng, [level] * 4, window=20, spine=True),
         # Equal sums in exact numbers: which is greater depends on how single precision was added up.
         "scores in tenths": named(
@@ -276,8 +282,7 @@ def test_a_spine_of_the_whole_window_is_the_chain(answers):
     for request in range(4):
         assert answer["tokens"][request] == [job["roots"][request], *(row[0] for row in job["ids"][request])]
         assert answer["parents"][request] == list(range(-1, 7))
-        assert answer["next_token"][request] == [*range(1, 8), -1]
-        assert answer["next_sibling"][request] == [-1] * 8
+        assert answer["moves"][request] == [0] * 7 + [1 << 16]
         assert all(answer["on_spine"][request])
 
 
@@ -341,18 +346,27 @@ MUTATIONS = {
         "pads have the target's token",
     ),
     "positions by node, not by depth": (".to(tl.int64) + depth_of", ".to(tl.int64) + node", "three prefixes"),
-    "younger siblings first": (
-        """            if elder >= 0:
-                sibling_of = tl.where(node == elder, i, sibling_of)
-            else:
-                child_of = tl.where(node == parent, i, child_of)
-""",
-        """            before = tl.sum(tl.where(node == parent, child_of, 0), axis=0)
-            sibling_of = tl.where(node == i, before, sibling_of)
-            child_of = tl.where(node == parent, i, child_of)
-""",
-        "candidates run out",
+    "the largest child first": ("key[None, :] < key[:, None]", "key[None, :] > key[:, None]", "candidates run out"),
+    "children by number alone": ("key = size * BLOCK_W + node", "key = node", "equal scores everywhere"),
+    "parents keep their picked numbers": (
+        "tl.where(parent >= 0, placed, -1)",
+        "tl.where(parent >= 0, parent, -1)",
+        "equal scores everywhere",
     ),
+    "ancestors keep their picked numbers": (
+        "tl.store(ordered_ancestors + out, bits, live)",
+        "tl.store(ordered_ancestors + out, above, live)",
+        "equal scores everywhere",
+    ),
+    "a register state taken across siblings": ("tl.where(left > 0, ", "tl.where(left > 9, ", "equal scores everywhere"),
+    "a leaf's state goes on": ("(leaf.to(tl.int32) << 16)", "0", "candidates run out"),
+    "pads are children": ("tl.where(drawn[:, None], below, 0)", "below", "no candidate at all"),
+    "a branch state not kept": (
+        "tl.where(inner > 1, slot, -1)",
+        "tl.where(inner > 2, slot, -1)",
+        "equal scores everywhere",
+    ),
+    "one slot for all branches": ("tl.sum(below * waits[None, :], axis=1)", "0 * node", "slots in slots"),
     "every node sees all before it": (
         "above | bit, ancestors_of",
         "above | bit | (bit - 1), ancestors_of",
@@ -380,8 +394,8 @@ MUTATIONS = {
         "candidates run out",
     ),
     "siblings of the spine count as spine": (
-        "candidate_word(of - 1, 0, of, 1, of)",
-        "candidate_word(of - 1, 1, of, 1, of)",
+        "candidate_word(of - 1, 0, of, 1)",
+        "candidate_word(of - 1, 1, of, 1)",
         "candidates run out, spine",
     ),
     "no spine": ("    if SPINE:\n", "    if False:\n", "no candidate but the spine"),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.ddtree_sources import NEW, edited
 from tests.engine.test_ddtree_kernels import batch
-from tests.engine.tree_reference import heap_tree, tables, walk
+from tests.engine.tree_reference import grown, tables, walk
 
 pytestmark = [pytest.mark.torch, pytest.mark.wheel]
 
@@ -32,7 +32,7 @@ def job(
         made["last_tokens"].append(said[committed - 1])
 
         # The tree's own walk, where the target answers at the nodes that the chain has too.
-        tree = heap_tree(logp, window, spine)
+        tree = grown(logp, window, spine)
         answers = tables(tree, ids, root, 0, window)
         targets = [
             said[depth] if seen else -5 for depth, seen in zip(answers["depths"], answers["on_spine"], strict=True)
@@ -51,7 +51,7 @@ def jobs() -> list[tuple[dict, list[list[int]]]]:
     windows = [(6, 4, 14, True), (6, 4, 14, False), (4, 1, 5, True), (7, 3, 6, False), (7, 3, 4, True)]
     # Pads have the root's token, which the target may say too.
     shapes = [*windows, (1, 2, 9, False)]
-    return [job(rng, 30 if shape[0] == 1 else 8, *shape) for shape in shapes]
+    return [job(rng, 60 if shape[0] == 1 else 8, *shape) for shape in shapes]
 
 
 JOBS = jobs()

@@ -1,9 +1,8 @@
-"""DDTree in plain Python: the heap, all trees of a size, links, ancestors, and the walk along the links."""
+"""DDTree in plain Python: the heap, all trees of a size, their order, ancestors, and the walk down a tree."""
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 import struct
 from dataclasses import dataclass
@@ -80,6 +79,52 @@ def heap_tree(logp: list[list[float]], window: int, spine: bool) -> Tree:
     return tree
 
 
+def grown(logp: list[list[float]], window: int, spine: bool) -> Tree:
+    """The heap's tree in the order of the window."""
+    return ordered(heap_tree(logp, window, spine))
+
+
+def ordered(tree: Tree) -> Tree:
+    """The same tree depth first, the children of a node from the smallest to the largest, elders first."""
+    sizes = [sum(node in tree.path(at) for at in range(len(tree))) for node in range(len(tree))]
+    sorted_tree = Tree.root()
+
+    def visit(node: int, place: int) -> None:
+        for child in sorted(tree.children(node), key=lambda child: (sizes[child], child)):
+            visit(child, sorted_tree.add(place, tree.ranks[child], tree.scores[child]))
+
+    visit(0, 0)
+    return sorted_tree
+
+
+def moves(tree: Tree, window: int) -> list[int]:
+    """Per node where its parent's state comes from and its own goes to, as `DraftTree` says.
+
+    By a stack of the nodes whose later children are to come: a node's slot is its place in the stack. Leaves leave
+    the state of their parent in hand.
+    """
+
+    def inner(nodes: list[int]) -> list[int]:
+        return [node for node in nodes if tree.children(node)]
+
+    waiting: list[int] = []
+    table = []
+    for node in range(len(tree)):
+        siblings = inner(tree.children(tree.parents[node])) if node else []
+        take = keep = 0
+        if node in siblings[1:]:
+            assert waiting[-1] == tree.parents[node]
+            take = len(waiting)
+            if node == siblings[-1]:
+                waiting.pop()
+        if len(inner(tree.children(node))) > 1:
+            waiting.append(node)
+            keep = len(waiting)
+        table.append(take | keep << 8 | (not tree.children(node)) << 16)
+    assert waiting == []
+    return table + [1 << 16] * (window - len(tree))
+
+
 def best_weight(logp: list[list[float]], nodes: int, spine: bool) -> float:
     """The most that any tree of `nodes` drafted tokens can weigh: the sum of its nodes' probabilities.
 
@@ -113,26 +158,17 @@ def tables(tree: Tree, ids: list[list[int]], root: int, seq_len: int, window: in
     """What `build_tree` is to give for the tree, pads after its last node."""
     pads = window - len(tree)
     depths = tree.depths + [1] * pads
-    next_token = [-1] * window
-    next_sibling = [-1] * window
-    for node in range(len(tree)):
-        children = tree.children(node)
-        if children:
-            next_token[node] = children[0]
-        for elder, younger in itertools.pairwise(children):
-            next_sibling[elder] = younger
     seen = [tree.path(node) if node < len(tree) else [0, node] for node in range(window)]
     return {
         "tokens": [root]
         + [ids[tree.depths[node] - 1][tree.ranks[node]] for node in range(1, len(tree))]
         + [root] * pads,
         "positions": [seq_len + depth for depth in depths],
-        "next_token": next_token,
-        "next_sibling": next_sibling,
         "parents": tree.parents + [-1] * pads,
         "depths": depths,
         "ancestors": [signed(sum(1 << at for at in nodes)) for nodes in seen],
         "on_spine": [node < len(tree) and not any(tree.ranks_to(node)) for node in range(window)],
+        "moves": moves(tree, window),
     }
 
 
@@ -151,16 +187,15 @@ def dense_mask(tree: Tree, seq_len: int, window: int) -> list[list[int]]:
 
 
 def walk(answer: dict[str, list], targets: list[int], max_depth: int) -> list[int]:
-    """The walk along `next_token` and `next_sibling`, packed as `walk_tree` packs it."""
+    """The walk to the children that have the target's tokens, packed as `walk_tree` packs it."""
     path, emitted = [0], []
     while True:
         wanted = targets[path[-1]]
         emitted.append(wanted)
-        child = answer["next_token"][path[-1]]
-        while child >= 0 and answer["tokens"][child] != wanted:
-            child = answer["next_sibling"][child]
-        if child < 0 or len(path) > max_depth:
+        children = [node for node, parent in enumerate(answer["parents"]) if parent == path[-1]]
+        fitting = [node for node in children if answer["tokens"][node] == wanted]
+        if not fitting or len(path) > max_depth:
             break
-        path.append(child)
+        path.append(fitting[0])
     pad = [-1] * (max_depth + 1 - len(path))
     return [*path, *pad, *emitted, *pad, len(emitted)]

@@ -103,6 +103,10 @@ def _attention(spec: EngineSpec) -> EngineSpec:
     return EngineSpec(f"attention-{spec.name}", spec.site, spec.algorithm, spec.options, target="attention")
 
 
+def _rounded(spec: EngineSpec) -> EngineSpec:
+    return EngineSpec(f"bf16-{spec.name}", spec.site, spec.algorithm, {**spec.options, "mamba_ssm_dtype": "bfloat16"})
+
+
 def _timed(spec: EngineSpec) -> EngineSpec:
     return EngineSpec(f"timed-{spec.name}", spec.site, spec.algorithm, {**spec.options, **_QUIET})
 
@@ -118,11 +122,12 @@ ENGINES: Mapping[str, EngineSpec] = {
         _tree(31, "shadow", speculative_ddtree_shadow_linear=True),
         _tree(15, "eager", disable_cuda_graph=True),
         _tree(15, "radix", **_RADIX),
+        *(_rounded(spec) for spec in (_CHAIN, _tree(31))),
         EngineSpec("radix-chain", "pristine", "DFLASH", _RADIX),
         *(_attention(spec) for spec in (_PLAIN_ENGINE, _CHAIN, _tree(31))),
         *(_timed(spec) for spec in (_CHAIN, _tree(15), _tree(31))),
         _large(_CHAIN),
-        *(_large(_tree(budget)) for budget in (15, 31)),
+        *(_large(_tree(budget)) for budget in (15, 31, 63)),
     )
 }
 # By the target's folder: the engine without speculation, and the one that verifies chains.
@@ -287,11 +292,13 @@ SHARDS: Mapping[str, Mapping[str, Sequence[Step]]] = {
     },
     "leak": {
         "plain": [*_PLAIN, _GAPS],
-        **{engine: [generation(drafter, 8, reverse=True) for drafter in DRAFTERS] for engine in ("tree15", "tree31")},
+        **{engine: [generation(drafter, 8, leak=True) for drafter in DRAFTERS] for engine in ("tree15", "tree31")},
     },
     "state": {
         "chain": [_state()],
-        **{engine: [_state(), _state(reverse=True)] for engine in ("tree15", "tree31")},
+        "bf16-chain": [_state()],
+        "bf16-tree31": [_state()],
+        **{engine: [_state(), _state(leak=True)] for engine in ("tree15", "tree31")},
     },
     "oracle": {
         "plain": [*_PLAIN, _GAPS],
@@ -332,7 +339,7 @@ SHARDS: Mapping[str, Mapping[str, Sequence[Step]]] = {
             *_timing("breakdown", "large-draft", **_LARGE_ROUNDS),
             *_timing("kernels", "large-draft", **_LARGE_ROUNDS),
         ]
-        for engine in ("large-chain", "large-tree15", "large-tree31")
+        for engine in ("large-chain", "large-tree15", "large-tree31", "large-tree63")
     },
 }
 

@@ -1,7 +1,7 @@
 """What the tests do inside the engine's scheduler process: settings changed between steps, and instruments.
 
 The engine's own code runs; a probe wraps the worker's methods. Between two steps it can bypass the captured
-graphs, load another drafter's weights, set the tree's top-k and spine, or reverse the order of siblings.
+graphs, load another drafter's weights, set the tree's top-k and spine, or leak states between siblings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.links import oracle_candidates, reversed_links
+from tests.gpu.oracle import oracle_candidates
 
 
 def run_scheduler_with_probe(*args: Any, **kwargs: Any) -> None:
@@ -53,9 +53,7 @@ class Probe:
 
     # -- settings ------------------------------------------------------------------------------------
 
-    def configure(
-        self, *, drafter: str | None, eager: bool, spine: bool | None, topk: int | None, reverse: bool
-    ) -> None:
+    def configure(self, *, drafter: str | None, eager: bool, spine: bool | None, topk: int | None, leak: bool) -> None:
         """Settings of the next step; what is None is as the engine was started."""
         self.release()
         runners = [self.target_runner] + ([self.worker.draft_model_runner] if self.worker is not None else [])
@@ -73,10 +71,10 @@ class Probe:
         wanted = {name: value for name, value in (("topk", topk), ("spine", spine)) if value is not None}
         if self.sizes is not None:
             self.worker.sizes = dataclasses.replace(self.sizes, **wanted)
-        elif wanted or reverse:
-            raise ValueError(f"this engine grows no tree: {wanted or 'reverse'}")
-        if reverse:
-            self._reverse_siblings()
+        elif wanted or leak:
+            raise ValueError(f"this engine grows no tree: {wanted or 'leak'}")
+        if leak:
+            self._leak_states()
 
     def _load_drafter(self, folder: Path) -> None:
         from safetensors.torch import load_file
@@ -86,17 +84,22 @@ class Probe:
         if self.worker._use_fused_kv_materialize:
             self.worker._init_fused_kv_helper()
 
-    def _reverse_siblings(self) -> None:
-        from sglang.srt.speculative import ddtree_worker
+    def _leak_states(self) -> None:
+        """Have a node's recurrent state follow that of the node before it in the window, whoever's child it is."""
+        import torch
+        from sglang.srt.speculative.ddtree_states import TreeStates
 
-        def reverse(tree: Any) -> Any:
-            for row in range(tree.next_token.shape[0]):
-                links = reversed_links(tree.next_token[row].tolist(), tree.next_sibling[row].tolist())
-                for table, values in zip((tree.next_token, tree.next_sibling), links, strict=True):
-                    table[row].copy_(table.new_tensor(values))
-            return tree
+        def leak(load: Callable[..., Any]) -> Callable[..., Any]:
+            def loading(states: Any, tree: Any) -> None:
+                load(states, tree)
+                if tree is not None:
+                    states.moves.zero_()
+                    before = torch.arange(states.window, device=states.ancestors.device)
+                    states.ancestors.copy_((torch.ones_like(states.ancestors) << before).cumsum(dim=1))
 
-        self._wrap(ddtree_worker, "build_tree", lambda build: lambda *args, **kwargs: reverse(build(*args, **kwargs)))
+            return loading
+
+        self._wrap(TreeStates, "load", leak)
 
     def release(self) -> None:
         """Take every instrument off."""
@@ -146,13 +149,18 @@ class Probe:
         }
 
     def memory(self) -> dict[str, float]:
-        """Bytes of the recurrent states: all that is kept per request, and the verify window's."""
+        """What verifying keeps of recurrent layers: requests, tokens of each, bytes."""
+        linear = getattr(self.target_runner.attn_backend, "linear_attn_backend", None)
+        states = getattr(linear, "tree_states", None)
+        if states is not None:
+            kept = (states.inputs, states.mixed, states.decays, states.betas, states.branches)
+            return {"rows": states.rows, "steps": states.window, "window_bytes": sum(map(_bytes, kept))}
         cache = self.scheduler.req_to_token_pool.mamba_pool.mamba_cache
         window = getattr(cache, "intermediate_ssm", None)
-        rows = 0 if window is None else window.shape[1]
-        tensors = [] if window is None else [window, *cache.intermediate_conv_window]
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return {"rows": rows, "steps": 0 if window is None else window.shape[2], "window_bytes": size}
+        if window is None:
+            return {"rows": 0, "steps": 0, "window_bytes": 0}
+        size = sum(map(_bytes, (window, *cache.intermediate_conv_window)))
+        return {"rows": window.shape[1], "steps": window.shape[2], "window_bytes": size}
 
     # -- time ----------------------------------------------------------------------------------------
 
@@ -394,6 +402,10 @@ class Probe:
             }
             for tokens, states in self.decoded.items()
         ]
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
 
 
 def _distance(states: list[Any], reference: list[Any]) -> float:

@@ -87,7 +87,7 @@ def _references(known: Runs, engine: str, step: catalog.Step) -> Iterator[tuple[
         return
     arrival = step["arrival"]
     wanted = [(plain, catalog.generation(None, arrival))]
-    if engine != chain and not step.get("reverse"):
+    if engine != chain and not step.get("leak"):
         wanted.append((chain, catalog.generation(step["drafter"], arrival, eager=step["eager"])))
     for reference, other in wanted:
         record = known.get((reference, other["name"]))
@@ -145,7 +145,7 @@ class Builder:
         for comparison in self.comparisons:
             label = f"{comparison.engine} {comparison.step} / {comparison.reference}"
             figures[label] = verdict(comparison.found, self.answers)
-            if comparison.setting.get("reverse"):
+            if comparison.setting.get("leak"):
                 leaks[f"{comparison.engine} {comparison.step}"] = len(figures[label]["broken"])
                 continue
             if comparison.setting["kind"] == "turns":
@@ -178,7 +178,7 @@ class Builder:
         )
         if leaks:
             seen = max(leaks.values())
-            self.check("leak is seen", seen >= LEAK_PROMPTS, f"prompts that break the rule, siblings reversed: {leaks}")
+            self.check("leak is seen", seen >= LEAK_PROMPTS, f"prompts that break the rule, states leaked: {leaks}")
         return figures
 
     def shadow(self) -> dict[str, Any]:
@@ -272,12 +272,15 @@ class Builder:
             figures[f"{engine} {name}"] = {
                 key: round(max(state[key] for state in states), 5) for key in ("ssm", "conv")
             } | {key: round(min(state[key] for state in states), 5) for key in ("one_off_ssm", "one_off_conv")}
-        chain = figures.get(f"chain {catalog.SHARDS['state']['chain'][0]['name']}")
+        chains = {label.partition(" ")[0]: figure for label, figure in figures.items() if "chain " in label}
         for label, figure in figures.items():
-            if chain is None or label.startswith("chain"):
+            engine = label.partition(" ")[0]
+            # States in bfloat16 are as far off as a chain's that are.
+            chain = chains.get("bf16-chain" if engine.startswith("bf16-") else "chain")
+            if chain is None or engine in chains:
                 continue
             near = all(figure[key] <= STATE_FACTOR * chain[key] for key in ("ssm", "conv"))
-            if "reverse" in label:
+            if "leak" in label:
                 self.check(f"state test can fail: {label}", not near, f"{figure}, chain {chain}")
             else:
                 self.check(f"state {label}", near, f"{figure}, chain {chain}")
@@ -323,7 +326,7 @@ class Builder:
                 or not sum(result["verifies"])
                 or step["eager"]
                 or step["arrival"] not in (1, 8)
-                or step.get("reverse")
+                or step.get("leak")
             ):
                 continue
             tokens = sum(len(output) - 1 for output in result["outs"])

@@ -95,7 +95,7 @@ class Server:
             eager=step.get("eager", False),
             spine=step.get("spine"),
             topk=step.get("topk"),
-            reverse=step.get("reverse", False),
+            leak=step.get("leak", False),
         )
 
     # -- steps ---------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def test_shards_together_start_an_engine_once_with_each_step_once():
     (tree15,) = (job for job in jobs if job.engine.name == "tree15")
     names = [step["name"] for step in tree15.steps]
     assert len(names) == len(set(names))
-    assert "generate/draft/graphs/8/reverse=True" in names
+    assert "generate/draft/graphs/8/leak=True" in names
 
 
 def test_steps_that_need_the_gpu_alone_come_after_those_that_do_not():

@@ -36,7 +36,7 @@ def probe_of(worker, **more):
     return Probe(SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner), draft_worker=worker, **more))
 
 
-SAME = {"drafter": None, "eager": False, "spine": None, "topk": None, "reverse": False}
+SAME = {"drafter": None, "eager": False, "spine": None, "topk": None, "leak": False}
 
 
 def batch(extends, size=3):

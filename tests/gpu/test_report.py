@@ -24,7 +24,7 @@ def outputs(first, verifies=80):
 
 
 GENERATE = "generate/draft-weak/graphs/8"
-REVERSED = f"{GENERATE}/reverse=True"
+LEAKED = f"{GENERATE}/leak=True"
 STATE = {"length": 9, "ssm": 0.01, "conv": 0.01, "one_off_ssm": 1.2, "one_off_conv": 1.2}
 
 
@@ -51,7 +51,7 @@ def results():
         ("plain", "generate/none/graphs/8"): outputs(5, 0),
         ("chain", GENERATE): outputs(5, 80),
         ("tree15", GENERATE): outputs(5, 59),
-        ("tree15", REVERSED): leaked,
+        ("tree15", LEAKED): leaked,
         ("shadow31", "generate/draft-weak/graphs/1"): outputs(5),
         ("chain", "generate/draft-weak/graphs/1"): outputs(5),
         ("radix15", "turns"): turns,
@@ -62,7 +62,9 @@ def results():
         ("tree15", "mixed"): {**outputs(5), "sampled": [[9]] * 16},
         ("chain", "state/draft-weak"): {"states": [STATE]},
         ("tree15", "state/draft-weak"): {"states": [STATE]},
-        ("tree15", "state/draft-weak/reverse=True"): {"states": [{**STATE, "ssm": 1.3}]},
+        ("tree15", "state/draft-weak/leak=True"): {"states": [{**STATE, "ssm": 1.3}]},
+        ("bf16-chain", "state/draft-weak"): {"states": [{**STATE, "ssm": 0.02}]},
+        ("bf16-tree31", "state/draft-weak"): {"states": [{**STATE, "ssm": 0.03}]},
         ("tree15", "sync"): {"warn": waits, "error": waits},
         ("timed-chain", "clock/draft-weak/8"): {"batch": 8, "parts": [rounds], "memory": {}},
         ("timed-tree15", "clock/draft-weak/8"): {"batch": 8, "parts": [rounds], "memory": {}},
@@ -124,7 +126,7 @@ def test_a_difference_that_was_not_looked_up_fails(results):
 
 
 def test_a_leak_must_be_seen(results):
-    results["tree15", REVERSED] = outputs(5)
+    results["tree15", LEAKED] = outputs(5)
     assert failed(build(results)) == ["leak is seen"]
 
 
@@ -137,9 +139,12 @@ BREAK = {
     "sampled is sampled tree15": lambda r: r["tree15", "mixed"]["sampled"].__setitem__(
         0, r["tree15", "mixed"]["outs"][0]
     ),
+    "state bf16-tree31 state/draft-weak": lambda r: r["bf16-tree31", "state/draft-weak"]["states"].append(
+        {**STATE, "ssm": 0.05}
+    ),
     "state tree15 state/draft-weak": lambda r: r["tree15", "state/draft-weak"]["states"].append({**STATE, "conv": 0.5}),
-    "state test can fail: tree15 state/draft-weak/reverse=True": lambda r: r[
-        "tree15", "state/draft-weak/reverse=True"
+    "state test can fail: tree15 state/draft-weak/leak=True": lambda r: r[
+        "tree15", "state/draft-weak/leak=True"
     ].update(states=[STATE]),
     "pools": lambda r: r["tree15", GENERATE].update(pools=[{"slots": 9}, {"slots": 8}]),
     "no wait but the read-back tree15": lambda r: r["tree15", "sync"]["error"].update(waits={"x": 1}),

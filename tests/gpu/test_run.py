@@ -63,7 +63,7 @@ def test_shards_side_by_side_and_nothing_twice(place):
 def test_differences_are_looked_up_once_the_other_engines_are_done(place):
     assert harness(place, "--only", "leak", "--seconds", "100", FAKE_WRONG="DDTREE").returncode == 0
     written = built(place)
-    figure = written["exactness"]["tree15 generate/draft/graphs/8/reverse=True / plain"]
+    figure = written["exactness"]["tree15 generate/draft/graphs/8/leak=True / plain"]
     assert figure["differ"] == 16
     assert figure["unknown"] == 0
     assert len(figure["broken"]) == 16

@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,13 +41,29 @@ from sglang.srt.configs.mamba_utils import (  # noqa: E402
 from sglang.srt.layers.attention import hybrid_linear_attn_backend  # noqa: E402
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput  # noqa: E402
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch  # noqa: E402
-from sglang.srt.managers.scheduler_output_processor_mixin import SchedulerOutputProcessorMixin  # noqa: E402
 from sglang.srt.managers.utils import GenerationBatchResult  # noqa: E402
 from sglang.srt.mem_cache import memory_pool  # noqa: E402
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.mamba_radix_cache import MambaRadixCache  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
+
+try:
+    from sglang.srt.managers.scheduler_output_processor_mixin import SchedulerOutputProcessorMixin
+except ModuleNotFoundError:
+    # Since 0.5.13 a class of its own, which asks itself for the scheduler's attributes.
+    from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+
+    members = {name: item for name, item in vars(SchedulerBatchResultProcessor).items() if name[:2] != "__"}
+    members = {name: item for name, item in members.items() if callable(item)}
+    for part in ("output_streamer", "metrics_reporter", "metrics_collector", "model_worker", "draft_worker"):
+        members[part] = bootstrap.inert_class(part)()
+    members["metrics_reporter"].num_generated_tokens = members["metrics_reporter"].forward_ct_decode = 0
+    SchedulerOutputProcessorMixin = type("Processing", (), members)
+    # The worker takes one name from the scheduler, which imports a web server.
+    scheduler = sys.modules["sglang.srt.managers.scheduler"] = bootstrap.InertModule("sglang.srt.managers.scheduler")
+    scheduler.GenerationBatchResult = GenerationBatchResult
+
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput  # noqa: E402
 from sglang.srt.speculative.dflash_worker import DFlashWorker  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
@@ -136,9 +153,13 @@ class ToyTarget:
 
     def prefill(self, batch, slots, ids):
         predicted, start = [], 0
-        for i, (slot, length, prefix) in enumerate(
-            zip(slots, batch.extend_seq_lens, batch.extend_prefix_lens, strict=True)
-        ):
+        # Since 0.5.13 the worker gets the scheduler's own batch, which has other names for these.
+        lengths, prefixes = (
+            (batch.extend_lens, batch.prefix_lens)
+            if hasattr(batch, "extend_lens")
+            else (batch.extend_seq_lens, batch.extend_prefix_lens)
+        )
+        for i, (slot, length, prefix) in enumerate(zip(slots, lengths, prefixes, strict=True)):
             state, window = self.read(slot)
             track_at = None
             if batch.mamba_track_mask[i]:
@@ -300,7 +321,9 @@ class ToyScheduler(SchedulerOutputProcessorMixin):
     def draft_tokens(self, *, hidden_states, lm_head) -> torch.Tensor:
         """Drafts that are right for a random number of steps and wrong from there on."""
         drafts = []
-        for req, root in zip(self.running.reqs, self.running.spec_info.verified_id.tolist(), strict=True):
+        draft = self.running.spec_info
+        roots = draft.verified_id if hasattr(draft, "verified_id") else draft.bonus_tokens  # since 0.5.12
+        for req, root in zip(self.running.reqs, roots.tolist(), strict=True):
             state, _ = self.target.read(int(req.mamba_pool_idx))
             state = absorb(state, root)
             right = self.rng.choice((0, 2, 5, BLOCK - 1))
@@ -314,14 +337,34 @@ class ToyScheduler(SchedulerOutputProcessorMixin):
         stop = [STOP] if len(prompt) % 2 else None
         params = SamplingParams(max_new_tokens=new, temperature=0, stop_token_ids=stop)
         params.normalize(None)
-        return Req(f"r{self.rng.random()}", "", prompt, params, vocab_size=VOCAB)
+        name = f"r{self.rng.random()}"
+        probe = Req(name, "", prompt, params, vocab_size=VOCAB)
+        if isinstance(probe.output_ids, list):
+            return probe
+        return Req(name, "", array("q", prompt), params, vocab_size=VOCAB)  # since 0.5.13
 
     def admit(self, req: Req):
         req.init_next_round_input(self.tree_cache)
+        if hasattr(req, "fill_len"):  # since 0.5.13: nothing is cut off
+            req.fill_len = len(req.full_untruncated_fill_ids)
         self.tree_cache.inc_lock_ref(req.last_node)
         if len(req.prefix_indices):
             self.turns[-1]["prefix_hits"] += 1
-            self.expect("live", int(req.mamba_pool_idx), req.fill_ids[: len(req.prefix_indices)])
+            waiting = getattr(req, "mamba_cow_src_index", None)  # since 0.5.13 copied when the batch is run
+            slot = int(req.mamba_pool_idx) if waiting is None else int(waiting)
+            self.expect("live", slot, [*req.origin_input_ids, *req.output_ids][: len(req.prefix_indices)])
+
+    def settle(self, batch: ScheduleBatch):
+        """What since 0.5.13 waits for the forward stream: prompts, states to be copied and cleared."""
+        if not hasattr(batch, "prefill_input_ids_cpu"):
+            return
+        batch.input_ids = batch.prefill_input_ids_cpu
+        pool = self.req_to_token_pool.mamba_pool
+        if batch.mamba_clear_indices is not None:
+            pool.mamba_cache.temporal[:, batch.mamba_clear_indices] = 0
+            pool.mamba_cache.conv[0][:, batch.mamba_clear_indices] = 0
+        if batch.mamba_cow_src_indices is not None:
+            pool.copy_from(batch.mamba_cow_src_indices, batch.mamba_cow_dst_indices)
 
     def step(self, retract: bool) -> bool:
         """One pass of the loop; false when there is nothing to run."""
@@ -338,6 +381,7 @@ class ToyScheduler(SchedulerOutputProcessorMixin):
                 self.admit(req)
             batch = self.batch(reqs)
             batch.prepare_for_extend()
+            self.settle(batch)
         else:
             self.running.filter_batch(v1_spec_info_filtered=True)
             if retract and not self.running.is_empty():
@@ -347,6 +391,8 @@ class ToyScheduler(SchedulerOutputProcessorMixin):
                 return False
             batch = self.running
             batch.prepare_for_decode()
+            if batch.seq_lens_sum is None:  # since 0.5.13 summed when the batch is run
+                batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         result = self.worker.forward_batch_generation(batch)
         batch.output_ids = result.next_token_ids
         before = [req.mamba_last_track_seqlen for req in batch.reqs]
@@ -362,7 +408,7 @@ class ToyScheduler(SchedulerOutputProcessorMixin):
 
     def check_requests(self, reqs, tracked_before):
         for req, before in zip(reqs, tracked_before, strict=True):
-            tokens = req.origin_input_ids + req.output_ids
+            tokens = [*req.origin_input_ids, *req.output_ids]
             crossed = req.mamba_last_track_seqlen != before
             self.turns[-1]["crossings"] += crossed
             if req.finished():
@@ -400,7 +446,7 @@ def run_turn(scheduler: ToyScheduler, waves, retract=()):
         live = scheduler.step(step in retract)
         step += 1
     for req in reqs:
-        wrong["output"] += req.output_ids != expected_output(req)
+        wrong["output"] += list(req.output_ids) != expected_output(req)
         turn["retractions"] += req.retraction_count
     turn["requests"] = len(reqs)
     return reqs
@@ -423,9 +469,11 @@ def run(scenario, scheduler: ToyScheduler) -> dict:
         [([rng.randrange(VOCAB) for _ in range(prompt)], new) for prompt, new in wave] for wave in scenario["waves"]
     ]
     first = run_turn(scheduler, waves, scenario.get("retract", ()))
-    run_turn(scheduler, [[(req.origin_input_ids + req.output_ids + [1, 2, 3], 20) for req in first]])
+    run_turn(scheduler, [[([*req.origin_input_ids, *req.output_ids, 1, 2, 3], 20) for req in first]])
     cache = scheduler.tree_cache
-    kept_states = scheduler.req_to_token_pool.mamba_pool.available_size() + cache.mamba_evictable_size()
+    pool = scheduler.req_to_token_pool
+    states = getattr(pool, "mamba_allocator", pool.mamba_pool)  # one of its own since 0.5.13
+    kept_states = states.available_size() + cache.mamba_evictable_size()
     kept_kv = scheduler.token_to_kv_pool_allocator.available_size() + cache.full_evictable_size()
     return {"leaked": {"states": STATES - kept_states, "kv": KV_SLOTS - kept_kv}, "turns": scheduler.turns}
 
@@ -440,6 +488,7 @@ def configure():
     args.speculative_algorithm = "DFLASH"
     args.speculative_num_draft_tokens = BLOCK
     args.disable_overlap_schedule = True
+    args._mamba_cache_chunk_size = CHUNK
     engine_args.set_global_server_args_for_scheduler(args)
 
 

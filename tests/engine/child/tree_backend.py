@@ -8,6 +8,7 @@ named faults happen to it, and reports each as [findings, start without the flag
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -18,16 +19,32 @@ import bootstrap
 bootstrap.install(Path(sys.argv[1]))
 
 import torch  # noqa: E402
+from sglang.srt.configs.mamba_utils import (  # noqa: E402
+    Mamba2CacheParams,
+    Mamba2StateDType,
+    Mamba2StateShape,
+)
 from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid  # noqa: E402
 from sglang.srt.layers.attention.linear import gdn_backend, kda_backend  # noqa: E402
 from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel  # noqa: E402
+from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend  # noqa: E402
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend  # noqa: E402
 from sglang.srt.layers.radix_attention import RadixAttention  # noqa: E402
 from sglang.srt.managers import scheduler  # noqa: E402
-from sglang.srt.mem_cache.memory_pool import MambaPool  # noqa: E402
+from sglang.srt.mem_cache import memory_pool  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool  # noqa: E402
 from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
-from sglang.srt.speculative import ddtree_guard, ddtree_info  # noqa: E402
+from sglang.srt.model_executor.model_runner_kv_cache_mixin import ModelRunnerKVCacheMixin  # noqa: E402
+from sglang.srt.speculative import (  # noqa: E402
+    ddtree_guard,
+    ddtree_info,
+    ddtree_kernels,
+    ddtree_states,
+    ddtree_tree,
+    ddtree_worker,
+)
+from sglang.srt.speculative.ddtree_args import TreeSizes  # noqa: E402
 from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput  # noqa: E402
 from sglang.srt.speculative.ddtree_tree import DraftTree  # noqa: E402
 from sglang.srt.speculative.ddtree_worker import DDTreeWorker  # noqa: E402
@@ -37,8 +54,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 WINDOW = 4
 VERIFY = ForwardMode.TARGET_VERIFY
-# Root with children 1 and 2, and 3 below 1.
-FIRST_CHILD, NEXT_SIBLING = [1, 3, -1, -1], [-1, 2, -1, -1]
+# Root with children 1 and 2, and 3 below 2.
+PARENTS, MOVES, ANCESTORS = [-1, 0, 0, 2], [0, 1 << 16, 0, 1 << 16], [1, 3, 5, 13]
 
 
 def tree_input(bs: int) -> DDTreeVerifyInput:
@@ -48,12 +65,11 @@ def tree_input(bs: int) -> DDTreeVerifyInput:
     tree = DraftTree(
         tokens=table([7, 8, 9, 10]),
         positions=table([0, 1, 1, 2]),
-        next_token=table(FIRST_CHILD),
-        next_sibling=table(NEXT_SIBLING),
-        parents=table([-1, 0, 0, 1]),
+        parents=table(PARENTS),
         depths=table([0, 1, 1, 2]),
-        ancestors=table([1, 3, 5, 11]),
-        on_spine=table([1, 1, 0, 1]) > 0,
+        ancestors=table(ANCESTORS),
+        on_spine=table([1, 0, 1, 1]) > 0,
+        moves=table(MOVES),
     )
     return DDTreeVerifyInput.from_tree(tree, 2)
 
@@ -62,64 +78,138 @@ def chain_input() -> DFlashVerifyInput:
     return DFlashVerifyInput(draft_token=torch.empty(0), positions=torch.empty(0), draft_token_num=WINDOW)
 
 
-class Linear(hybrid.MambaAttnBackendBase):
-    """The part that all linear backends share."""
-
-    forward_decode = forward_extend = None
-
-
-def linear_backend(max_bs: int = 4) -> Linear:
-    runner = SimpleNamespace(
-        device="cpu",
-        server_args=SimpleNamespace(speculative_eagle_topk=1),
-        req_to_token_pool=SimpleNamespace(get_mamba_indices=lambda indices: indices + 100),
+def server_args(algorithm: str = "DDTREE", shadow: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(
+        speculative_algorithm=algorithm,
+        speculative_ddtree_shadow_linear=shadow,
+        speculative_num_draft_tokens=WINDOW,
+        speculative_eagle_topk=1,
     )
-    backend = Linear(runner)
+
+
+def mamba_params(dtype: torch.dtype = torch.float32) -> Mamba2CacheParams:
+    """Three layers of one key head and two value heads of 2 x 2."""
+    return Mamba2CacheParams(
+        dtype=Mamba2StateDType(conv=dtype, temporal=torch.float32),
+        layers=[0, 1, 2],
+        shape=Mamba2StateShape(
+            conv=[(8, 3)],
+            temporal=(2, 2, 2),
+            intermediate_size=4,
+            conv_dim=8,
+            ssm_state_size=2,
+            num_heads=2,
+            head_dim=2,
+            state_size=2,
+            conv_kernel=4,
+        ),
+    )
+
+
+def mamba_pool(args: SimpleNamespace, requests: int = 4) -> HybridReqToTokenPool:
+    memory_pool.torch = TorchOnCpu()
+    return HybridReqToTokenPool(
+        size=requests,
+        mamba_size=9,
+        mamba_spec_state_size=requests,
+        max_context_len=64,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=mamba_params(),
+        mamba_layer_ids=[0, 1, 2],
+        enable_mamba_extra_buffer=False,
+        speculative_num_draft_tokens=ddtree_states.state_steps(args),
+    )
+
+
+class TorchOnCpu:
+    """The torch module, for the one engine module that allocates on "cuda" by name."""
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    def zeros(self, *args, **kwargs):
+        return torch.zeros(*args, **{**kwargs, "device": "cpu"})
+
+
+def linear_backend(args: SimpleNamespace | None = None, max_bs: int = 4, **runner) -> gdn_backend.GDNAttnBackend:
+    args = args or server_args()
+    pool = mamba_pool(args)
+    pool.get_mamba_indices = lambda indices: (indices + 100).to(torch.int32)
+    for name in ("get_linear_attn_decode_backend", "get_linear_attn_prefill_backend"):
+        setattr(gdn_backend, name, lambda: LinearAttnKernelBackend.TRITON)
+    values = {"device": "cpu", "is_draft_worker": False, "dtype": torch.float32, **runner}
+    backend = gdn_backend.GDNAttnBackend(SimpleNamespace(server_args=args, req_to_token_pool=pool, **values))
     backend.init_cuda_graph_state(max_bs, max_bs * WINDOW)
     return backend
 
 
-def links_of(metadata) -> list | None:
-    if metadata.retrieve_next_token is None:
-        return None
-    assert metadata.retrieve_parent_token.shape == metadata.retrieve_next_token.shape
-    return [metadata.retrieve_next_token.tolist(), metadata.retrieve_next_sibling.tolist()]
+def eager(backend, spec, requests: int = 2) -> None:
+    backend.init_forward_metadata(
+        SimpleNamespace(
+            batch_size=requests,
+            req_pool_indices=torch.arange(requests) + 5,
+            forward_mode=VERIFY,
+            input_ids=torch.zeros(requests * WINDOW),
+            spec_info=spec,
+            mamba_track_mask=None,
+            mamba_track_indices=None,
+        )
+    )
 
 
-def links() -> dict:
-    """Links in eager forward, capture and replay; a chain's input has none in any."""
+def replayed(backend, bs: int, spec, seq_lens: list[int], indices: list[int]) -> None:
+    backend.init_forward_metadata_replay_cuda_graph(
+        bs, torch.tensor(indices), torch.tensor(seq_lens), 0, None, VERIFY, spec, torch.tensor(seq_lens)
+    )
+
+
+def tables(states) -> list:
+    return [table[:2].tolist() for table in (states.parents, states.moves, states.ancestors)]
+
+
+def trees() -> dict:
+    """The tables that the kernels read, after an eager forward's and a replay's preparation, and where they are."""
     report = {}
-    for name, spec, capture in (
-        ("tree", tree_input(2), DDTreeVerifyInput.for_capture(WINDOW, torch.ones(1, dtype=torch.bool))),
-        ("chain", chain_input(), chain_input()),
+    for name, prepare in (
+        ("eager", eager),
+        ("replay", lambda backend, spec: replayed(backend, 2, spec, [9, 4], [5, 6])),
     ):
         backend = linear_backend()
-        eager = backend._forward_metadata(
-            SimpleNamespace(
-                batch_size=2,
-                req_pool_indices=torch.tensor([5, 6]),
-                forward_mode=VERIFY,
-                input_ids=torch.zeros(2 * WINDOW),
-                spec_info=spec,
-                mamba_track_mask=None,
-                mamba_track_indices=None,
-            )
-        )
-        captured = backend._capture_metadata(2, torch.tensor([1, 2]), VERIFY, capture)
-        replayed = backend._replay_metadata(2, torch.tensor([5, 6]), VERIFY, spec, torch.tensor([9, 4]))
-        report[name] = {
-            "eager": links_of(eager),
-            "captured": captured.retrieve_next_token is not None,
-            "replayed": links_of(replayed),
-            # A graph reads where it was captured.
-            "same memory": captured.retrieve_next_token is replayed.retrieve_next_token,
-        }
+        states = backend.tree_states
+        where = [table.data_ptr() for table in (states.parents, states.moves, states.ancestors)]
+        report[f"{name} before"] = tables(states)
+        prepare(backend, tree_input(2))
+        report[name] = tables(states)
+        # A graph reads where it was captured.
+        report[f"{name} same memory"] = where == [
+            table.data_ptr() for table in (states.parents, states.moves, states.ancestors)
+        ]
+        prepare(backend, DDTreeVerifyInput.for_capture(WINDOW, torch.ones(1, dtype=torch.bool)))
+        report[f"{name} of no tree"] = tables(states) == report[name]
+    return report
+
+
+def who_keeps() -> dict:
+    """Which runners' linear backends verify trees, and the steps of the engine's own pool of states."""
+    report = {}
+    for name, args, runner in (
+        ("target", server_args(), {}),
+        ("shadow", server_args(shadow=True), {}),
+        ("dflash", server_args("DFLASH"), {}),
+        ("drafter", server_args(), {"is_draft_worker": True}),
+    ):
+        backend = linear_backend(args, **runner)
+        cache = backend.req_to_token_pool.mamba_pool.mamba_cache
+        steps = cache.intermediate_ssm.shape[2], cache.intermediate_conv_window[0].shape[2]
+        report[name] = [backend.tree_states is not None, *steps]
     return report
 
 
 def replay(bs: int, spec, seq_lens: list[int], indices: list[int]) -> dict:
     backend = linear_backend()
-    metadata = backend._replay_metadata(bs, torch.tensor(indices), VERIFY, spec, torch.tensor(seq_lens))
+    replayed(backend, bs, spec, seq_lens, indices)
+    metadata = backend.forward_metadata
     return {"states": metadata.mamba_cache_indices.tolist(), "starts": metadata.query_start_loc.tolist()}
 
 
@@ -132,51 +222,93 @@ def padding() -> dict:
     }
 
 
-def stale() -> list | None:
-    """The links of a smaller batch after a larger one: its own rows are its own."""
+def stale() -> list:
+    """The tables of a smaller batch after a larger one: its own rows are its own."""
     backend = linear_backend()
     larger = tree_input(4)
-    larger.tree.next_token.fill_(-1)
-    backend._replay_metadata(4, torch.arange(4), VERIFY, larger, torch.tensor([9] * 4))
-    metadata = backend._replay_metadata(4, torch.arange(4), VERIFY, tree_input(3), torch.tensor([9, 9, 9, 1]))
-    return links_of(metadata)
+    larger.tree.parents.fill_(-1)
+    replayed(backend, 4, larger, [9] * 4, [0, 1, 2, 3])
+    replayed(backend, 4, tree_input(2), [9, 9, 1, 1], [0, 1, 0, 0])
+    return tables(backend.tree_states)
 
 
-def cache_steps() -> dict:
-    """The stride that the delta rule kernel is given, for a buffer of more steps than are verified."""
-    backend = object.__new__(gdn_backend.GDNAttnBackend)
+def dispatch() -> dict:
+    """Which layer of what a verify goes to, and a commit; a chain's goes where it went."""
+    backend = linear_backend()
     given = {}
 
-    def kernel(**kwargs):
-        given.update(kwargs)
-        return kwargs["q"]
+    class States:
+        def load(self, tree):
+            pass
 
-    cache = MambaPool.SpeculativeState(
-        conv=[torch.zeros(9, 3, 3)],
-        temporal=torch.zeros(9, 1, 1, 1),
-        intermediate_ssm=torch.zeros(5, WINDOW + 3, 1, 1, 1),
-        intermediate_conv_window=[torch.zeros(5, WINDOW + 3, 3, 3)],
-    )
-    backend.req_to_token_pool = SimpleNamespace(mamba2_layer_cache=lambda layer: cache)
-    backend.kernel_dispatcher = SimpleNamespace(target_verify=kernel)
-    backend.verify_intermediate_state_indices = torch.arange(4)
-    backend.forward_metadata = linear_backend()._replay_metadata(
-        2, torch.tensor([5, 6]), VERIFY, tree_input(2), torch.tensor([9, 4])
-    )
-    gdn_backend.causal_conv1d_update = lambda x, *args, **kwargs: given.update(conv=kwargs) or x.clone()
-    layer = SimpleNamespace(layer_id=0, conv_weights=None, bias=None, activation="silu", A_log=None, dt_bias=None)
-    for kind in "qkv":
-        setattr(layer, f"{kind}_dim", 1)
-        setattr(layer, f"num_{kind}_heads", 1)
-        setattr(layer, f"head_{kind}_dim", 1)
+        def verify(self, layer, index, slots, *tensors):
+            given.update(index=index, slots=slots.tolist(), tensors=tensors)
+            return "output"
+
+        def commit(self, *arguments):
+            given.update(commit=[argument.tolist() for argument in arguments])
+
+    backend.tree_states = States()
+    backend.req_to_token_pool.mamba_map = {0: 0, 4: 1, 7: 2}
+    replayed(backend, 3, tree_input(2), [9, 4, 1], [5, 6, 0])
     batch = SimpleNamespace(forward_mode=VERIFY, spec_info=tree_input(2))
-    backend.forward_extend(layer, batch, torch.zeros(2 * WINDOW, 3), None, None)
+    attention = object.__new__(hybrid.HybridLinearAttnBackend)
+    attention.linear_attn_backend = backend
+    # The engine's own kernels would miss the layer's weights, and tensors on a GPU.
+    with contextlib.suppress(AttributeError, ValueError):
+        given["output"] = backend.forward_extend(
+            SimpleNamespace(layer_id=7), batch, torch.zeros(3 * WINDOW, 8), "a", "b"
+        )
+    with contextlib.suppress(AttributeError, ValueError):
+        attention.update_mamba_state_after_mtp_verify(
+            torch.tensor([3, 1]), torch.tensor([8, 9]), torch.tensor([-1, 0]), None
+        )
     return {
-        "cache_steps": given["cache_steps"],
-        "buffer": cache.intermediate_ssm.shape[1],
-        "links reach both kernels": given["conv"]["retrieve_parent_token"] is given["retrieve_parent_token"],
-        "conv links": links_of(SimpleNamespace(**given["conv"])),
+        "output": given.get("output"),
+        "layer": given.get("index"),
+        "slots": given.get("slots"),
+        "tensors": [list(item.shape) if isinstance(item, torch.Tensor) else item for item in given.get("tensors", ())],
+        "commit": given.get("commit"),
     }
+
+
+def memory() -> dict:
+    """Bytes that verifying takes per request: of what a target has allocated, and of what is reserved for it."""
+    args = server_args()
+    report = {}
+    for window, dtype in ((WINDOW, torch.float32), (32, torch.bfloat16)):
+        args.speculative_num_draft_tokens = window
+        states = linear_backend(args, dtype=dtype).tree_states
+        kept = (states.inputs, states.mixed, states.decays, states.betas, states.branches)
+        report[str(window)] = [
+            sum(tensor.nbytes for tensor in kept) // states.rows,
+            ddtree_states.verify_bytes(args, mamba_params(), dtype),
+        ]
+    args.speculative_num_draft_tokens = WINDOW
+    chain = server_args("DFLASH")
+    report["chain"] = [
+        mamba_params().mamba_cache_per_req * WINDOW,
+        ddtree_states.verify_bytes(chain, mamba_params(), torch.float32),
+    ]
+    report["reserved"] = [reserved(args), reserved(chain)]
+    return report
+
+
+def reserved(args: SimpleNamespace) -> int:
+    """What the engine sets aside of the memory for 5 requests, in bytes."""
+
+    class Runner(ModelRunnerKVCacheMixin):
+        mambaish_config = SimpleNamespace(mamba2_cache_params=mamba_params())
+        server_args = args
+        spec_algorithm = SpeculativeAlgorithm.DDTREE
+        model_config = SimpleNamespace(dtype=torch.float32)
+
+    args.max_running_requests = 5
+    args.enable_dp_attention = False
+    args.max_mamba_cache_size = args.dp_size = 0
+    args.disable_radix_cache = True
+    args.max_mamba_cache_size, args.dp_size = 0, 1
+    return round((1 - Runner().handle_max_mamba_cache(1.0)) * (1 << 30))
 
 
 def triton_attention(window: int | None = WINDOW) -> TritonAttnBackend:
@@ -225,9 +357,8 @@ def graph_input() -> dict:
         )
         runner.buffers = SimpleNamespace(custom_mask="mask")
         spec = runner.get_spec_info(WINDOW)
-        links = getattr(spec, "retrieve_next_token", "none")
         mode = spec.capture_hidden_mode.name
-        report[name] = [type(spec).__name__, spec.topk, spec.custom_mask, mode, links, spec.draft_token_num]
+        report[name] = [type(spec).__name__, spec.custom_mask, mode, spec.draft_token_num]
     return report
 
 
@@ -356,15 +487,10 @@ class Layer(RadixAttention):
 
 def sound_target() -> SimpleNamespace:
     """A hybrid target of the kind that the exactness tests prove, four requests."""
-    linear = object.__new__(gdn_backend.GDNAttnBackend)
-    linear.kernel_dispatcher = SimpleNamespace(verify_kernel=object.__new__(TritonGDNKernel))
+    linear = linear_backend()
     backend = object.__new__(hybrid.HybridLinearAttnBackend)
     backend.full_attn_backend, backend.linear_attn_backend = triton_attention(), linear
-    cache = SimpleNamespace(
-        conv=[torch.zeros(2, 9, 8, 3)],
-        intermediate_ssm=torch.zeros(2, 5, WINDOW, 1, 2, 2),
-        intermediate_conv_window=[torch.zeros(2, 5, WINDOW, 8, 3)],
-    )
+    cache = SimpleNamespace(conv=[torch.zeros(3, 9, 8, 3)], temporal=torch.zeros(3, 9, 2, 2, 2))
     return SimpleNamespace(
         attn_backend=backend,
         model=torch.nn.ModuleList([Layer(0), torch.nn.Linear(1, 1), Layer(3)]),
@@ -420,12 +546,18 @@ def _(target, cache):
     target.sliding_window_size = 127
 
 
-@fault("other verify kernel")
-def _(target, cache):
-    class FlashInferGDNKernel(TritonGDNKernel):
-        pass
+class FlashInferGDNKernel(TritonGDNKernel):
+    pass
 
-    target.attn_backend.linear_attn_backend.kernel_dispatcher.verify_kernel = object.__new__(FlashInferGDNKernel)
+
+@fault("other decode kernel")
+def _(target, cache):
+    target.attn_backend.linear_attn_backend.kernel_dispatcher.decode_kernel = object.__new__(FlashInferGDNKernel)
+
+
+@fault("other prefill kernel")
+def _(target, cache):
+    target.attn_backend.linear_attn_backend.kernel_dispatcher.extend_kernel = object.__new__(FlashInferGDNKernel)
 
 
 @fault("KDA")
@@ -451,24 +583,24 @@ def _(target, cache):
     target.attn_backend.linear_attn_backend = object.__new__(hybrid.Mamba2AttnBackend)
 
 
-@fault("more state steps")
+@fault("no room for trees")
 def _(target, cache):
-    cache.intermediate_ssm = torch.zeros(2, 5, WINDOW + 1, 1, 2, 2)
+    target.attn_backend.linear_attn_backend.tree_states = None
 
 
-@fault("fewer conv steps")
+@fault("another window")
 def _(target, cache):
-    cache.intermediate_conv_window = [torch.zeros(2, 5, WINDOW - 1, 8, 3)]
+    target.attn_backend.linear_attn_backend.tree_states.window = WINDOW + 1
 
 
-@fault("fewer state rows")
+@fault("fewer rows")
 def _(target, cache):
-    cache.intermediate_ssm = torch.zeros(2, 3, WINDOW, 1, 2, 2)
+    target.req_to_token_pool.size = 5
 
 
-@fault("fewer conv rows")
+@fault("odd heads")
 def _(target, cache):
-    cache.intermediate_conv_window = [torch.zeros(2, 3, WINDOW, 8, 3)]
+    target.attn_backend.linear_attn_backend.tree_states.key_dim = 96
 
 
 @fault("two conv states")
@@ -478,12 +610,22 @@ def _(target, cache):
 
 @fault("a wide convolution")
 def _(target, cache):
-    cache.conv = [torch.zeros(2, 9, 8, 4)]
+    cache.conv = [torch.zeros(3, 9, 8, 4)]
 
 
 @fault("bf16 state")
 def _(target, cache):
-    cache.intermediate_ssm = cache.intermediate_ssm.bfloat16()
+    cache.temporal = cache.temporal.bfloat16()
+
+
+@fault("fp16 state")
+def _(target, cache):
+    cache.temporal = cache.temporal.half()
+
+
+@fault("bf16 convolution")
+def _(target, cache):
+    cache.conv = [cache.conv[0].bfloat16()]
 
 
 @fault("other kernel source")
@@ -493,7 +635,8 @@ def _(target, cache):
 
 @fault("unproven and wrong")
 def _(target, cache):
-    cache.intermediate_ssm = torch.zeros(2, 3, WINDOW, 1, 2, 2, dtype=torch.bfloat16)
+    target.req_to_token_pool.size = 5
+    cache.temporal = cache.temporal.half()
 
 
 def guard(names: list[str]) -> dict:
@@ -528,6 +671,7 @@ def constructor() -> dict:
         DFlashWorker.__init__ = drafter
         ddtree_guard.check_target = lambda runner, window, steps=steps: steps.append("check") or []
         ddtree_guard.enforce = lambda findings, unsafe, steps=steps: steps.append(f"enforce {unsafe}")
+        DDTreeWorker._warm_up = lambda self, steps=steps: steps.append("warm up")
         args = SimpleNamespace(
             speculative_ddtree_shadow_linear=shadow,
             speculative_ddtree_allow_hybrid_unsafe=False,
@@ -538,6 +682,52 @@ def constructor() -> dict:
             speculative_num_draft_tokens=16 if shadow else 32,
         )
         DDTreeWorker(args, target_worker=SimpleNamespace(model_runner=None), tp_rank=0)
+    return report
+
+
+class Noted:
+    """A kernel that notes its launches."""
+
+    launched: set[str]
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        self.launched.add(self.kernel.__name__)
+        return self.kernel[grid]
+
+
+def warm_up() -> dict:
+    """Which kernels run when a worker starts, and whether they leave what is committed alone."""
+    report = {}
+    for module in (ddtree_tree, ddtree_kernels, ddtree_states):
+        for name, value in list(vars(module).items()):
+            if name.endswith("_kernel") and not isinstance(value, Noted):
+                setattr(module, name, Noted(value))
+    ddtree_worker.get_tp_group = lambda: SimpleNamespace(world_size=1)
+    for name, shadow, hybrid_target in (("tree", False, True), ("attention", False, False), ("shadow", True, True)):
+        worker = object.__new__(DDTreeWorker)
+        worker.sizes = TreeSizes(block=3, budget=WINDOW - 1, topk=2, spine=False)
+        worker.shadow = "counts" if shadow else None
+        columns = {"num_org_elements": 20, "num_org_elements_padded": 20, "num_added_elements": 0}
+        head = SimpleNamespace(
+            weight=torch.randn(20, 6),
+            shard_indices=SimpleNamespace(**columns, org_vocab_start_index=0, added_vocab_start_index=20),
+        )
+        linear = linear_backend()
+        states = linear.tree_states
+        states.history.normal_()
+        states.pool.normal_()
+        before = states.history.clone(), states.pool.clone()
+        backend = SimpleNamespace(linear_attn_backend=linear) if hybrid_target else triton_attention()
+        worker.target_worker = SimpleNamespace(
+            model_runner=SimpleNamespace(model=SimpleNamespace(lm_head=head), attn_backend=backend)
+        )
+        Noted.launched = set()
+        worker._warm_up()
+        same = torch.equal(states.history, before[0]) and torch.equal(states.pool, before[1])
+        report[name] = [sorted(Noted.launched), same]
     return report
 
 
@@ -553,14 +743,17 @@ def draft_arguments() -> list:
 CHECKS = {
     check.__name__: check
     for check in (
-        links,
+        trees,
+        who_keeps,
         padding,
         stale,
-        cache_steps,
+        dispatch,
+        memory,
         mask_buffer,
         graph_input,
         requests,
         constructor,
+        warm_up,
         draft_arguments,
         rope_table,
         sampling,

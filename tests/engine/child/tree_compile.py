@@ -1,7 +1,7 @@
 """Compile DDTree's kernels to machine code, without a GPU.
 
-    tree_compile.py FOLDER < '[{"kernel": "walk_tree_kernel", "arch": 90, "signature": {...}, "constexprs": {...},
-                               "num_warps": 1}]'
+    tree_compile.py FOLDER < '[{"module": "ddtree_kernels", "kernel": "walk_tree_kernel", "arch": 90,
+                               "signature": {...}, "constexprs": {...}, "num_warps": 1}]'
 
 FOLDER is what the patch set adds to a site. `signature` names the type of every argument of the kernel that is not
 in `constexprs`. Prints, for each, {"registers", "spilled"}: what ptxas says of the code that it made, per thread.
@@ -9,6 +9,7 @@ in `constexprs`. Prints, for each, {"registers", "spilled"}: what ptxas says of 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -24,13 +25,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-KERNELS = "sglang/srt/speculative/ddtree_kernels.py"
+MODULES = "sglang/srt/speculative"
 # sm_120's generic code is what runs; sm_90's needs the suffix for what Triton emits.
 SUFFIX = {90: "sm_90a", 120: "sm_120a"}
 
 
-def load(folder: Path):
-    spec = importlib.util.spec_from_file_location("ddtree_kernels", folder / KERNELS)
+@functools.cache
+def load(folder: Path, name: str):
+    spec = importlib.util.spec_from_file_location(name, folder / MODULES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -56,12 +58,14 @@ def assemble(ptx: str, arch: int) -> dict[str, int]:
     }
 
 
-def compile_kernel(module, job: dict) -> dict[str, int]:
-    kernel = getattr(module, job["kernel"])
+def compile_kernel(folder: Path, job: dict) -> dict[str, int]:
+    kernel = getattr(load(folder, job["module"]), job["kernel"])
     constexprs = job["constexprs"]
     signature = {name: "constexpr" if name in constexprs else job["signature"][name] for name in kernel.arg_names}
+    # Tables are aligned at run time.
+    aligned = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind.startswith("*")}
     built = triton.compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=constexprs),
+        ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=aligned),
         target=GPUTarget("cuda", job["arch"], 32),
         options={"num_warps": job["num_warps"]},
     )
@@ -70,8 +74,8 @@ def compile_kernel(module, job: dict) -> dict[str, int]:
 
 
 def main() -> None:
-    module = load(Path(sys.argv[1]))
-    print(json.dumps([compile_kernel(module, job) for job in json.load(sys.stdin)]))
+    folder = Path(sys.argv[1])
+    print(json.dumps([compile_kernel(folder, job) for job in json.load(sys.stdin)]))
 
 
 if __name__ == "__main__":

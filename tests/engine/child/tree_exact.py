@@ -2,20 +2,22 @@
 
     tree_exact.py SITE < '[{"new": FOLDER, "jobs": [{"logp": ..., "ids": ..., ...}, ...]}, ...]'
 
-Two layers of random weights run `GDNAttnBackend.forward_extend` on every tree as in a verify: the engine's causal
-convolution and delta rule, fed with the builder's links. Every node is then decoded again by the same backend, token
-by token from the committed state along the node's path alone (`forward_decode`), and by a plain torch recurrence. The
-convolution sums in another order when it decodes, so the replayed delta rule is given what the verify convolved.
-At last each request's path is walked and committed by `update_mamba_state_after_mtp_verify`. FOLDER is what the set
-adds to a site, or an edited copy. Prints for each folder and job:
+Two layers of random weights run `GDNAttnBackend.forward_extend` on every tree as in a verify. What is kept for trees is
+poisoned before. Then every path is run again by the engine's own kernels from the committed state: token by token
+(`forward_decode`), and as a chain (`forward_extend` as DFLASH verifies it); and by a plain torch recurrence. At last
+each request's path is walked and committed by `update_mamba_state_after_mtp_verify`. FOLDER is what the set adds to a
+site, or an edited copy. Prints for each folder and job:
 
-    output, window, state   largest difference of a node from torch's, per request
-    replay                  per request, whether every node's state and window are, bit for bit, those of its replay
-    convolved, replayed     largest difference of a node's convolution, of its output, from its replay's
-    parents                 whether the convolution derived the builder's parents
-    committed, tracked      whether each request's pool row and prefix-cache row hold the replayed state
-    untouched               whether the other pool rows are as before
-    path                    the walked paths' lengths, and how many of them leave the window's first nodes
+    output, committed state    largest difference of a node's output, of a committed state from torch's, per request
+    decoded, chained           per request, whether every node's output is, bit for bit, that of the tokens of its path
+                               decoded one by one (with states in float32: to another type the engine rounds after
+                               each token that it decodes, but not within a verify), and verified as a chain
+    own slots                  per request, whether it wrote the branch slots that its tree needs, and no others
+    committed, tracked         whether each request's pool row and prefix-cache row hold, bit for bit, what the engine's
+                               own verify and commit of that chain would leave there
+    untouched                  whether the verify changed nothing in the pools, and the commit no other row of them and
+                               no branch slot: the layers of a commit run side by side
+    path                       the walked paths' lengths, and how many of them leave the window's first nodes
 """
 
 from __future__ import annotations
@@ -36,87 +38,85 @@ from sglang.srt.layers.attention.linear import gdn_backend  # noqa: E402
 from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import MambaPool  # noqa: E402
 
-LAYERS, HEADS, VALUE_HEADS, HEAD_DIM = 2, 1, 2, 16
-CHANNELS = (2 * HEADS + VALUE_HEADS) * HEAD_DIM
+LAYERS = 2
 # The modules under test of the folder at hand.
 subject = SimpleNamespace()
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-class Convolution:
-    """The backend's causal convolution: keeps what it made, and gives what it is told to instead."""
-
-    real = staticmethod(gdn_backend.causal_conv1d_update)
-    made: torch.Tensor
-    instead: torch.Tensor | None = None
-
-    def __call__(self, *args: object, **kwargs: object) -> torch.Tensor:
-        self.made = self.real(*args, **kwargs)
-        return self.made if self.instead is None else self.instead
-
-
-convolution = gdn_backend.causal_conv1d_update = Convolution()
+ONE = torch.tensor([0, 1], dtype=torch.int32)
 
 
 class Model:
-    """Pools of `rows` requests and the two layers over them."""
+    """Pools of random states and the two layers over them."""
 
-    def __init__(self, rows: int, requests: int, steps: int, width: int, state_dtype: torch.dtype):
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape)
+    def __init__(self, job: dict, pool_rows: int, rows: int):
+        state_dtype = DTYPES[job["state"]]
+        heads, value_heads = job.get("heads", [1, 2])
+        dim, width, window = job.get("head_dim", 16), job["conv_width"], job["window"]
+        self.channels, self.value_heads, self.head_dim = (2 * heads + value_heads) * dim, value_heads, dim
 
-        self.caches = SimpleNamespace(
-            conv=[normal(LAYERS, rows, CHANNELS, width - 1)],
-            temporal=(normal(LAYERS, rows, VALUE_HEADS, HEAD_DIM, HEAD_DIM) * 0.3).to(state_dtype),
-            intermediate_ssm=torch.zeros(
-                (LAYERS, requests + 1, steps, VALUE_HEADS, HEAD_DIM, HEAD_DIM), dtype=state_dtype
-            ),
-            intermediate_conv_window=[torch.zeros(LAYERS, requests + 1, steps, CHANNELS, width - 1)],
-        )
+        self.conv = torch.randn(LAYERS, pool_rows, self.channels, width - 1)
+        self.temporal = (torch.randn(LAYERS, pool_rows, value_heads, dim, dim) * 0.3).to(state_dtype)
+        # What the engine's own verify of a single chain leaves.
+        self.chain_states = torch.zeros(LAYERS, 1, window, value_heads, dim, dim, dtype=state_dtype)
+        self.chain_windows = torch.zeros(LAYERS, 1, window, self.channels, width - 1)
         self.layers = [
             SimpleNamespace(
-                layer_id=layer,
-                conv_weights=normal(CHANNELS, width),
-                bias=normal(CHANNELS),
+                layer_id=10 + layer,
+                conv_weights=torch.randn(self.channels, width),
+                bias=torch.randn(self.channels) if job.get("bias", True) else None,
                 activation="silu",
-                A_log=normal(VALUE_HEADS),
-                dt_bias=normal(VALUE_HEADS),
-                q_dim=HEADS * HEAD_DIM,
-                k_dim=HEADS * HEAD_DIM,
-                v_dim=VALUE_HEADS * HEAD_DIM,
-                num_q_heads=HEADS,
-                num_k_heads=HEADS,
-                num_v_heads=VALUE_HEADS,
-                head_q_dim=HEAD_DIM,
-                head_k_dim=HEAD_DIM,
-                head_v_dim=HEAD_DIM,
+                A_log=torch.randn(value_heads),
+                dt_bias=torch.randn(value_heads),
+                q_dim=heads * dim,
+                k_dim=heads * dim,
+                v_dim=value_heads * dim,
+                num_q_heads=heads,
+                num_k_heads=heads,
+                num_v_heads=value_heads,
+                head_q_dim=dim,
+                head_k_dim=dim,
+                head_v_dim=dim,
             )
             for layer in range(LAYERS)
         ]
-        self.backend = object.__new__(gdn_backend.GDNAttnBackend)
-        self.backend.req_to_token_pool = SimpleNamespace(
-            mamba2_layer_cache=self.layer_cache, get_speculative_mamba2_params_all_layers=lambda: self.caches
+        self.tree = self.backend()
+        self.tree.tree_states = subject.states.TreeStates(
+            self.conv, self.temporal, rows=rows, window=window, dtype=torch.float32
         )
-        self.backend.verify_intermediate_state_indices = torch.arange(requests, dtype=torch.int32)
+        self.stock = self.backend()
+        self.stock.tree_states = None
+
+    def backend(self) -> gdn_backend.GDNAttnBackend:
+        backend = object.__new__(gdn_backend.GDNAttnBackend)
+        backend.req_to_token_pool = SimpleNamespace(
+            mamba2_layer_cache=self.layer_cache, mamba_map={10 + layer: layer for layer in range(LAYERS)}
+        )
+        backend.verify_intermediate_state_indices = torch.zeros(1, dtype=torch.int32)
         triton = LinearAttnKernelBackend.TRITON
-        self.backend.kernel_dispatcher = gdn_backend.GDNKernelDispatcher(triton, triton)
+        backend.kernel_dispatcher = gdn_backend.GDNKernelDispatcher(triton, triton)
         # The one-token kernel whose arithmetic is the verify's.
-        self.backend.kernel_dispatcher.supports_packed_decode = False
+        backend.kernel_dispatcher.supports_packed_decode = False
+        return backend
 
-    def layer_cache(self, layer: int) -> MambaPool.SpeculativeState:
+    def layer_cache(self, layer_id: int) -> MambaPool.SpeculativeState:
+        layer = layer_id - 10
         return MambaPool.SpeculativeState(
-            conv=[self.caches.conv[0][layer]],
-            temporal=self.caches.temporal[layer],
-            intermediate_ssm=self.caches.intermediate_ssm[layer],
-            intermediate_conv_window=[self.caches.intermediate_conv_window[0][layer]],
+            conv=[self.conv[layer]],
+            temporal=self.temporal[layer],
+            intermediate_ssm=self.chain_states[layer],
+            intermediate_conv_window=[self.chain_windows[layer]],
         )
 
-    def run(self, layer: int, mode: str, slots: torch.Tensor, starts: torch.Tensor, given: tuple, **metadata) -> object:
-        """A layer's output for the tokens of `given` (channels, a, b): one step of decode, or one verify."""
-        links = {"retrieve_next_token": None, "retrieve_next_sibling": None, "retrieve_parent_token": None}
-        width = metadata.pop("width", 1)
-        self.backend.forward_metadata = SimpleNamespace(
-            query_start_loc=starts, mamba_cache_indices=slots, has_mamba_track_mask=False, **{**links, **metadata}
+    def run(self, backend, layer: int, mode: str, slots: torch.Tensor, given: tuple, width: int) -> torch.Tensor:
+        """A layer's output `[tokens, value_heads, head_dim]` for `given` (channels, a, b)."""
+        tokens = len(given[0])
+        backend.forward_metadata = SimpleNamespace(
+            query_start_loc=torch.arange(0, tokens + 1, width, dtype=torch.int32),
+            mamba_cache_indices=slots,
+            has_mamba_track_mask=False,
+            retrieve_next_token=None,
+            retrieve_next_sibling=None,
+            retrieve_parent_token=None,
         )
         batch = SimpleNamespace(
             forward_mode=SimpleNamespace(is_target_verify=lambda: mode == "verify"),
@@ -124,27 +124,29 @@ class Model:
             batch_size=len(slots),
             mamba_track_mask=None,
         )
-        forward = self.backend.forward_extend if mode == "verify" else self.backend.forward_decode
+        forward = backend.forward_extend if mode == "verify" else backend.forward_decode
         channels, a, b = given
-        return forward(self.layers[layer], batch, channels, a=a, b=b)
+        return forward(self.layers[layer], batch, channels, a=a, b=b).view(tokens, self.value_heads, self.head_dim)
 
 
 def recurrence(layer: SimpleNamespace, conv: torch.Tensor, state: torch.Tensor, given: tuple) -> tuple:
     """One token of the convolution and the gated delta rule: the output, the new window, the new state."""
     channels, a, b = given
     columns = torch.cat([conv, channels[:, None]], dim=1)
-    mixed = torch.nn.functional.silu((columns * layer.conv_weights).sum(dim=1) + layer.bias)
-    query, key, value = mixed.split([layer.q_dim, layer.k_dim, layer.v_dim])
+    mixed = (columns * layer.conv_weights).sum(dim=1) + (0 if layer.bias is None else layer.bias)
+    query, key, value = torch.nn.functional.silu(mixed).split([layer.q_dim, layer.k_dim, layer.v_dim])
+    heads, value_heads, dim = layer.num_q_heads, layer.num_v_heads, layer.head_v_dim
 
-    def unit(heads: torch.Tensor) -> torch.Tensor:
-        heads = heads.view(HEADS, HEAD_DIM)
-        return (heads / (heads.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(VALUE_HEADS // HEADS, 0)
+    def unit(vectors: torch.Tensor) -> torch.Tensor:
+        vectors = vectors.view(heads, dim)
+        norms = (vectors.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+        return (vectors / norms).repeat_interleave(value_heads // heads, 0)
 
     decay = torch.exp(-torch.exp(layer.A_log) * torch.nn.functional.softplus(a + layer.dt_bias))
-    state = state.float() * decay[:, None, None]
-    error = value.view(VALUE_HEADS, HEAD_DIM) - (state * unit(key)[:, None, :]).sum(-1)
+    state = state * decay[:, None, None]
+    error = value.view(value_heads, dim) - (state * unit(key)[:, None, :]).sum(-1)
     state = state + (error * torch.sigmoid(b)[:, None])[:, :, None] * unit(key)[:, None, :]
-    output = (state * unit(query)[:, None, :]).sum(-1) * HEAD_DIM**-0.5
+    output = (state * unit(query)[:, None, :]).sum(-1) * dim**-0.5
     return output, columns[:, 1:], state
 
 
@@ -156,101 +158,90 @@ def verify(job: dict) -> dict:
     ids, roots, lens = (torch.tensor(job[name]) for name in ("ids", "roots", "seq_lens"))
     tree = subject.tree.build_tree(logp, ids, roots, lens, window, job["spine"])
 
-    model = Model(3 * rows + 2, rows, job.get("steps", window), job["conv_width"], DTYPES[job["state"]])
-    caches = model.caches
-    pool = (caches.conv[0].clone(), caches.temporal.clone())
+    # A row more than there are requests and pads, and pool rows that are nobody's.
+    model = Model(job, 3 * rows + 2, rows + 1)
+    states = model.tree.tree_states
+    for kept in (states.inputs, states.mixed, states.decays, states.betas, states.branches):
+        kept.fill_(float("nan"))
+    # Rows that pad a captured graph have the tables of an earlier replay.
+    for table in (states.parents, states.moves):
+        table.copy_(torch.randint(0, window, table.shape))
+    states.load(tree)
     slots = torch.tensor([3 * row + 1 for row in range(bs)] + [-1] * pads, dtype=torch.int32)
-    # Rows that pad a captured graph have no tokens, and the links of an earlier replay.
-    starts = torch.tensor([min(row, bs) * window for row in range(rows + 1)], dtype=torch.int32)
-    links = [torch.randint(0, window, (rows, window), dtype=torch.int32) for _ in range(2)]
-    links[0][:bs], links[1][:bs] = tree.next_token, tree.next_sibling
-    derived = torch.full((rows, window), 12345, dtype=torch.int32)
     given = [
         (
-            torch.randn(rows * window, CHANNELS),
-            torch.randn(rows * window, VALUE_HEADS),
-            torch.randn(rows * window, VALUE_HEADS),
+            torch.randn(rows * window, model.channels),
+            torch.randn(rows * window, model.value_heads),
+            torch.randn(rows * window, model.value_heads),
         )
         for _ in range(LAYERS)
     ]
-    outputs, convolved = [], []
-    convolution.instead = None
-    for layer in range(LAYERS):
-        output = model.run(
-            layer,
-            "verify",
-            slots,
-            starts,
-            given[layer],
-            width=window,
-            retrieve_next_token=links[0],
-            retrieve_next_sibling=links[1],
-            retrieve_parent_token=derived,
+    pool = (model.conv.clone(), model.temporal.clone())
+    outputs = [
+        model.run(model.tree, layer, "verify", slots, given[layer], window)[: bs * window].view(
+            bs, window, model.value_heads, model.head_dim
         )
-        outputs.append(output.view(rows, window, VALUE_HEADS, HEAD_DIM))
-        convolved.append(convolution.made)
-    real = tree.parents >= 0
-    answer = {
-        "parents": torch.equal(derived[:bs][real], tree.parents[real]),
-        "pads": int((~real).sum()) - bs,
-        **compare(model, tree, pool, slots, given, outputs, convolved),
-    }
-    answer.update(commit(job, model, tree, pool, slots, answer.pop("replays")))
+        for layer in range(LAYERS)
+    ]
+    slots_used = [int((moves >> 8 & 255).max()) for moves in tree.moves]
+    written = states.branches[:bs].isfinite().all(dim=(2, 3, 4)).tolist()
+    untouched = torch.equal(model.conv, pool[0]) and torch.equal(model.temporal, pool[1])
+    found, replays = compare(model, tree, pool, slots, given, outputs, job["state"] == "float32")
+    answer = {"pads": int((tree.parents < 0).sum()) - bs, **found, **commit(job, model, tree, pool, slots, replays)}
+    answer["untouched"] &= untouched
+    slots = states.branches.shape[1]
+    answer["own slots"] = [
+        row == [slot < used for slot in range(slots)] for row, used in zip(written, slots_used, strict=True)
+    ]
     return answer
 
 
-def compare(model, tree, pool, slots, given, outputs, convolved) -> dict:
-    """Each node against its replay by the backend and by torch."""
+def compare(model, tree, pool, slots, given, outputs, decode) -> tuple[dict, dict]:
+    """Each node against its path's replays: by torch, decoded token by token, and verified as a chain."""
     bs, window = tree.tokens.shape
-    found: dict = {name: [0.0] * bs for name in ("output", "window", "state", "convolved", "replayed")}
-    found["replay"] = [True] * bs
+    found: dict = {"output": [0.0] * bs, "decoded": [True] * bs, "chained": [True] * bs}
     replays: dict = {}
-    caches = model.caches
-    one = torch.tensor([0, 1], dtype=torch.int32)
-    verified = (caches.intermediate_conv_window[0].clone(), caches.intermediate_ssm.clone())
-    spoiled = (caches.conv[0].clone(), caches.temporal.clone())
     for request in range(bs):
+        parents = tree.parents[request].tolist()
+        nodes = [0, *(node for node in range(1, window) if parents[node] >= 0)]
         slot = slots[request : request + 1]
         row = int(slot)
+
+        def given_at(layer: int, path: list[int], request: int = request) -> tuple:
+            return tuple(part[[request * window + node for node in path]] for part in given[layer])
+
         for layer in range(LAYERS):
             # Node -1 stands for the committed prefix.
             decoded = {-1: (pool[0][layer, row], pool[1][layer, row])}
             plain = {-1: (pool[0][layer, row], pool[1][layer, row].float())}
-            for node in range(window):
-                parent = int(tree.parents[request, node])
-                if node and parent < 0:
-                    continue
-                token = request * window + node
-                tokens = tuple(part[token : token + 1] for part in given[layer])
-                caches.conv[0][layer, row], caches.temporal[layer, row] = decoded[parent]
-                convolution.instead = convolved[layer][request : request + 1, :, node]
-                again = model.run(layer, "decode", slot, one, tokens).view(VALUE_HEADS, HEAD_DIM)
-                decoded[node] = (caches.conv[0][layer, row].clone(), caches.temporal[layer, row].clone())
-                expected, columns, state = recurrence(
-                    model.layers[layer], *plain[parent], tuple(part[0] for part in tokens)
-                )
-                plain[node] = (columns, state.to(caches.temporal.dtype).float())
+            for node in nodes:
                 output = outputs[layer][request, node]
-                left = (verified[0][layer, request, node], verified[1][layer, request, node])
-                for name, one_side, other in (
-                    ("output", output, expected),
-                    ("window", left[0], columns),
-                    ("state", left[1].float(), plain[node][1]),
-                    ("convolved", convolution.instead, convolution.made),
-                    ("replayed", output, again),
-                ):
-                    found[name][request] = max(found[name][request], float((one_side - other).abs().max()))
-                found["replay"][request] &= all(map(torch.equal, left, decoded[node]))
-                replays[layer, request, node] = decoded[node]
-    caches.conv[0].copy_(spoiled[0])
-    caches.temporal.copy_(spoiled[1])
-    return {**found, "replays": replays}
+                parent = parents[node]
+                if decode:
+                    model.conv[layer, row], model.temporal[layer, row] = decoded[parent]
+                    again = model.run(model.stock, layer, "decode", slot, given_at(layer, [node]), 1)[0]
+                    decoded[node] = (model.conv[layer, row].clone(), model.temporal[layer, row].clone())
+                    found["decoded"][request] &= torch.equal(output, again)
+                tokens = tuple(part[0] for part in given_at(layer, [node]))
+                expected, *after = recurrence(model.layers[layer], *plain[parent], tokens)
+                plain[node] = tuple(after)
+                found["output"][request] = max(found["output"][request], float((output - expected).abs().max()))
+            for leaf in set(nodes) - set(parents):
+                path = [node for node in nodes if int(tree.ancestors[request, leaf]) >> node & 1]
+                model.conv[layer, row], model.temporal[layer, row] = pool[0][layer, row], pool[1][layer, row]
+                chain = model.run(model.stock, layer, "verify", slot, given_at(layer, path), len(path))
+                for step, node in enumerate(path):
+                    found["chained"][request] &= torch.equal(outputs[layer][request, node], chain[step])
+                    left = (model.chain_windows[layer, 0, step].clone(), model.chain_states[layer, 0, step].clone())
+                    replays[layer, request, node] = (*left, plain[node][1])
+    model.conv.copy_(pool[0])
+    model.temporal.copy_(pool[1])
+    return found, replays
 
 
 def commit(job, model, tree, pool, slots, replays) -> dict:
     """Walk and commit: what is in the pools against the replay of each committed path."""
     bs = len(tree.tokens)
-    caches = model.caches
     packed = subject.tree.walk_tree(tree, torch.tensor(job["targets"]), job["max_depth"])
     paths = [row[: row[-1]] for row in packed.tolist()]
     # The n-th request stops n tokens early, as at the end of a text in the middle of a path.
@@ -263,25 +254,34 @@ def commit(job, model, tree, pool, slots, replays) -> dict:
     steps = torch.tensor(middle)
     steps[0] = -1
     attention = object.__new__(hybrid.HybridLinearAttnBackend)
-    attention.linear_attn_backend = model.backend
-    model.backend.forward_metadata = SimpleNamespace(mamba_cache_indices=slots)
-    torch.Tensor.is_cuda = property(lambda tensor: True)  # the scatter insists
-    try:
-        attention.update_mamba_state_after_mtp_verify(torch.tensor(last), tracked, steps, None)
-    finally:
-        del torch.Tensor.is_cuda
+    attention.linear_attn_backend = model.tree
+    model.tree.forward_metadata = SimpleNamespace(mamba_cache_indices=slots)
+    branches = model.tree.tree_states.branches.fill_(7.0)
+    attention.update_mamba_state_after_mtp_verify(torch.tensor(last), tracked, steps, None)
 
     def holds(row: int, request: int, node: int) -> bool:
-        held = [(caches.conv[0][layer, row], caches.temporal[layer, row]) for layer in range(LAYERS)]
-        return all(all(map(torch.equal, held[layer], replays[layer, request, node])) for layer in range(LAYERS))
+        return all(
+            torch.equal(model.conv[layer, row], replays[layer, request, node][0])
+            and torch.equal(model.temporal[layer, row], replays[layer, request, node][1])
+            for layer in range(LAYERS)
+        )
+
+    def off(request: int) -> float:
+        row, node = int(slots[request]), paths[request][-1]
+        return max(
+            float((model.temporal[layer, row].float() - replays[layer, request, node][2]).abs().max())
+            for layer in range(LAYERS)
+        )
 
     mine = {int(slot) for slot in slots[:bs]} | {int(row) for row in tracked[1:]}
-    others = [row for row in range(caches.temporal.shape[1]) if row not in mine]
+    others = [row for row in range(model.temporal.shape[1]) if row not in mine]
     return {
+        "committed state": [off(request) for request in range(bs)],
         "committed": [holds(int(slots[request]), request, paths[request][-1]) for request in range(bs)],
         "tracked": [holds(int(tracked[request]), request, middle[request]) for request in range(1, bs)],
-        "untouched": torch.equal(caches.conv[0][:, others], pool[0][:, others])
-        and torch.equal(caches.temporal[:, others], pool[1][:, others]),
+        "untouched": bool((branches == 7.0).all())
+        and torch.equal(model.conv[:, others], pool[0][:, others])
+        and torch.equal(model.temporal[:, others], pool[1][:, others]),
         "path": {"lengths": list(map(len, paths)), "branching": sum(path[-1] != len(path) - 1 for path in paths)},
     }
 
@@ -290,6 +290,7 @@ def answers(folder: Path, jobs: list[dict]) -> list[dict]:
     """Do the jobs with the modules of a folder."""
     bootstrap.add_modules(folder)
     subject.tree = importlib.import_module("sglang.srt.speculative.ddtree_tree")
+    subject.states = importlib.import_module("sglang.srt.speculative.ddtree_states")
     return [verify(job) for job in jobs]
 
 

@@ -1,9 +1,9 @@
 """Drive the engine's DDTREE worker over the toy hybrid model of track_flow.py, verified as a tree.
 
-The target reads the tree from the links that the attention backends get, keeps a state per node, and
-"writes" to every cache slot which prefix its token ends. So after each round it can be told of every
-committed token whether its slot, its draft KV, its position and the request's states are those of the
-committed text; and before each verify, whether mask and positions are those of the links.
+The target goes over the tree as the recurrent kernels do, with one state in hand and a few in slots, and
+"writes" to every cache slot which prefix its token ends; a commit goes down a path once more. So after each
+round it can be told of every committed token whether its slot, its draft KV, its position and the request's
+states are those of the committed text; and before each verify, whether mask and positions are the tree's.
 
     tree_flow.py SITE < '[{"algorithm": "DDTREE", "block": 5, "budget": 9, "topk": 3, "spine": false, "ranks": [0, 1],
         "temperature": 0, "seed": 0, "ping_pong": 1, "waves": [[[70, 90]]], "retract": []}, ...]'
@@ -29,6 +29,7 @@ import track_flow as flow
 from sglang.srt import server_args as engine_args
 from sglang.srt.speculative import ddtree_info, ddtree_worker
 from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
+from sglang.srt.speculative.ddtree_states import state_steps
 from sglang.srt.speculative.ddtree_worker import DDTreeWorker
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -42,13 +43,39 @@ def mark(state) -> float:
     return float(state[0][0] * 251 + state[1][1] % 251)
 
 
+class ToyTreeStates:
+    """Stands for `TreeStates`: what a verify was given, and the commit of a path."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def load(self, tree, ids):
+        self.ancestors = tree.ancestors.tolist()
+        self.tokens = ids
+
+    def commit(self, slots, steps, track_slots, track_steps):
+        tracked = [None] * len(steps) if track_steps is None else zip(track_slots, track_steps.tolist(), strict=True)
+        for row, (slot, step, track) in enumerate(zip(slots.tolist(), steps.tolist(), tracked, strict=True)):
+            state, window = self.target.read(slot)
+            for node in range(step + 1):
+                if not self.ancestors[row][step] >> node & 1:
+                    continue
+                token = self.tokens[row][node]
+                state, window = absorb(state, token), [*window[1:], token]
+                if track is not None and track[1] == node:
+                    self.target.write(self.target.slot(int(track[0])), state, window)
+            self.target.write(self.target.slot(slot), state, window)
+
+
 class ToyTreeTarget(flow.ToyTarget):
-    """Verifies what the links say, and notes in `kv` which prefix each cache slot ends."""
+    """Verifies trees and chains, and notes in `kv` which prefix each cache slot ends."""
 
     def __init__(self, pool):
         super().__init__(pool)
         self.kv: dict[int, float] = {}
-        self.wrong = {"mask": 0, "positions": 0, "max_position": 0}
+        self.wrong = {"mask": 0, "positions": 0, "max_position": 0, "moves": 0}
+        if state_steps(engine_args.get_global_server_args()) == 0:
+            self.model_runner.attn_backend.linear_attn_backend.tree_states = ToyTreeStates(self)
 
     def forward_batch_generation(self, batch, is_verify: bool = False):
         result = super().forward_batch_generation(batch, is_verify)
@@ -70,67 +97,66 @@ class ToyTreeTarget(flow.ToyTarget):
 
     def verify(self, batch, slots, ids):
         spec, lengths = batch.spec_info, batch.seq_lens.tolist()
-        if not isinstance(spec, DDTreeVerifyInput):
-            # A chain is a tree in which every node has one child.
-            window = spec.draft_token_num
-            links = [[*range(1, window), -1]] * len(slots), [[-1] * window] * len(slots)
+        window = spec.draft_token_num
+        rows = [ids[start : start + window] for start in range(0, len(ids), window)]
+        if isinstance(spec, DDTreeVerifyInput):
+            self.model_runner.attn_backend.linear_attn_backend.tree_states.load(spec.tree, rows)
+            above, moves = spec.tree.parents.tolist(), spec.tree.moves.tolist()
         else:
-            window = spec.draft_token_num
-            links = spec.retrieve_next_token.tolist(), spec.retrieve_next_sibling.tolist()
-        cache = self.pool.mamba_pool.mamba_cache
+            above, moves = [range(-1, window - 1)] * len(slots), [[0] * window] * len(slots)
         predicted, self.marks = [], []
         mask, start = spec.custom_mask, 0
-        for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
-            above = parents(links[0][row], links[1][row])
-            states, windows, seen, depth = [], [], [], []
-            for node in range(window):
-                token, parent = ids[row * window + node], above[node]
-                state, conv = (states[parent], windows[parent]) if node else self.read(slot)
-                states.append(absorb(state, token))
-                windows.append([*conv[1:], token])
+        for row, (slot, length, tokens) in enumerate(zip(slots, lengths, rows, strict=True)):
+            state, conv = self.read(slot)
+            kept, of_node, seen, depth = {}, {}, [], []
+            for node, token in enumerate(tokens):
+                parent, move = above[row][node], moves[row][node]
+                take, keep, leaf = (move & 255) - 1, (move >> 8 & 255) - 1, move >> 16
+                pad = node > 0 and parent < 0
+                if take >= 0:
+                    state, conv = kept[take]
+                if not pad:
+                    # The state in hand is the parent's.
+                    self.wrong["moves"] += node > 0 and state != of_node[parent]
+                after = absorb(state, token), [*conv[1:], token]
+                of_node[node] = after[0]
+                if keep >= 0:
+                    kept[keep] = after
+                parent = 0 if pad else parent
                 seen.append((seen[parent] if node else set()) | {node})
                 depth.append(depth[parent] + 1 if node else 0)
-                self.write(
-                    (cache.intermediate_ssm[:, row, node], cache.intermediate_conv_window[0][:, row, node]),
-                    states[-1],
-                    windows[-1],
-                )
-                predicted.append(next_token(states[-1]))
-                self.marks.append(mark(states[-1]))
-            cache.conv[0][:, slot] = cache.intermediate_conv_window[0][:, row, window - 1]
-            rows = mask[start : start + window * (length + window)].view(window, length + window)
-            start += rows.numel()
+                if not isinstance(spec, DDTreeVerifyInput):
+                    cache = self.pool.mamba_pool.mamba_cache
+                    where = cache.intermediate_ssm[:, row, node], cache.intermediate_conv_window[0][:, row, node]
+                    self.write(where, *after)
+                predicted.append(next_token(after[0]))
+                self.marks.append(mark(after[0]))
+                if not leaf:
+                    state, conv = after
+            if not isinstance(spec, DDTreeVerifyInput):
+                # The chain's convolution leaves its last window in the request's row, for the commit to mend.
+                cache.conv[0][:, slot] = cache.intermediate_conv_window[0][:, row, window - 1]
+            masked = mask[start : start + window * (length + window)].view(window, length + window)
+            start += masked.numel()
             allowed = [[True] * length + [node in nodes for node in range(window)] for nodes in seen]
-            self.wrong["mask"] += rows.tolist() != allowed
+            self.wrong["mask"] += masked.tolist() != allowed
             positions = spec.positions[row * window : (row + 1) * window].tolist()
             self.wrong["positions"] += positions != [length + step for step in depth]
         self.wrong["mask"] += start != len(mask)
         return predicted, len(ids)
 
 
-def parents(first_child, next_sibling):
-    """Each node's parent by the links; a node that none leads to hangs from the root, as in the kernels."""
-    above = [0] * len(first_child)
-    for node, first in enumerate(first_child):
-        child = first
-        while child != -1:
-            above[child] = node
-            child = next_sibling[child]
-    return above
-
-
 class ToyTreeScheduler(flow.ToyScheduler):
     """The scheduler with a scripted drafter, and with checks of slots and draft KV after every round."""
 
     target_class = ToyTreeTarget
-    kinds = (*flow.ToyScheduler.kinds, "slots", "draft_kv", "mask", "positions", "max_position")
+    kinds = (*flow.ToyScheduler.kinds, "slots", "draft_kv", "mask", "positions", "max_position", "moves")
 
     def __init__(self, scenario):
         self.scenario = scenario
         self.algorithm = SpeculativeAlgorithm.from_string(scenario["algorithm"])
         self.block, self.topk = scenario["block"], scenario["topk"]
-        chain = scenario["algorithm"] == "DFLASH" or scenario.get("shadow")
-        self.verified_tokens = self.block if chain else scenario["budget"] + 1
+        self.verified_tokens = state_steps(engine_args.get_global_server_args())
         self.draft_kv: dict[int, tuple[float, int]] = {}
         self.rounds: list[list[int]] = []
         self.branched = 0

@@ -21,7 +21,7 @@ bootstrap.install(Path(sys.argv[1]))
 import torch  # noqa: E402
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding, pad_vocab_size  # noqa: E402
 
-FIELDS = ("tokens", "positions", "next_token", "next_sibling", "parents", "depths", "ancestors", "on_spine")
+FIELDS = ("tokens", "positions", "parents", "depths", "ancestors", "on_spine", "moves")
 # The modules under test of the folder at hand.
 subject = SimpleNamespace()
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

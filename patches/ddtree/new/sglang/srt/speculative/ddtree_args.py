@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A node's ancestors are the bits of one int64, and the convolution kernel is unrolled over the window.
+# A node's ancestors are the bits of one int64.
 MAX_WINDOW = 64
 MAX_TOPK = 32
 DEFAULT_BLOCK = 16
 DEFAULT_TOPK = 8
-# Every request has a recurrent state per window node, in every linear layer.
-DEFAULT_HYBRID_REQUESTS = 8
 
 
 @dataclass(frozen=True)
@@ -119,8 +117,7 @@ def resolve_ddtree_args(args: ServerArgs) -> None:
 def check_ddtree_args(args: ServerArgs) -> None:
     """Refuse what a tree cannot be verified with, once all arguments are resolved.
 
-    Also limits the running requests of a hybrid target if no limit was given. Raises ValueError that
-    names every fault, its reason and what to use instead.
+    Raises ValueError that names every fault, its reason and what to use instead.
     """
     from sglang.srt.utils.common import is_cuda
 
@@ -141,15 +138,6 @@ def check_ddtree_args(args: ServerArgs) -> None:
         problems += _tree_problems(args)
     if problems:
         raise ValueError("\n".join(problems))
-
-    if args.max_running_requests is None and not args.speculative_ddtree_shadow_linear and _is_hybrid(args):
-        args.max_running_requests = DEFAULT_HYBRID_REQUESTS
-        logger.warning(
-            "Max running requests is reset to %d: the target keeps %d recurrent states per running request and "
-            "linear layer to verify a tree. You can override this by explicitly setting --max-running-requests.",
-            args.max_running_requests,
-            args.speculative_num_draft_tokens,
-        )
 
 
 def _tree_problems(args: ServerArgs) -> list[str]:
@@ -219,9 +207,3 @@ def _block_size(args: ServerArgs) -> int:
         block = DEFAULT_BLOCK
         logger.warning("--speculative-dflash-block-size is not set; defaulting to %d for DDTREE.", block)
     return int(block)
-
-
-def _is_hybrid(args: ServerArgs) -> bool:
-    config = args.get_model_config()
-    # The engine takes the shape of recurrent states from this property, and only hybrids' configs have it.
-    return any(hasattr(type(item), "mamba2_cache_params") for item in (config.hf_config, config.hf_text_config))

@@ -1,9 +1,9 @@
 """Whether the loaded target can verify a tree exactly: what its backends, pools and kernels really are.
 
 Arguments say what was asked for; this looks at what was built. A linear layer's state after a node must be
-that of the node's own path. That holds for kernels that read each node's parent state, fed with links in
-every forward, over buffers of exactly one step per node: `causal_conv1d_update` and the gated delta rule's
-`fused_sigmoid_gating_delta_rule_update`, in the source named below.
+that of the node's own path. DDTREE's own kernels see to that for gated delta net layers
+(`ddtree_recurrent`); they are proven against the engine's kernels for a single token, in the source named
+below, over pools of the shapes and types looked at here.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import torch
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.speculative.ddtree_states import TreeStates
 
 logger = logging.getLogger(__name__)
 
 UNSAFE_FLAG = "--speculative-ddtree-allow-hybrid-unsafe"
 
-# The kernels that this set's tests compare with replayed paths: module -> sha256 of its source.
+# The kernels whose arithmetic this set's tests compare with its own: module -> sha256 of its source.
 PROVEN_KERNELS = {
     "sglang.srt.layers.attention.mamba.causal_conv1d_triton": (
         "1700fae290fb1c28d6968f1f2732067aeba26e92898653f3ec6fcbed3c24e5cb"
@@ -32,11 +33,9 @@ PROVEN_KERNELS = {
     "sglang.srt.layers.attention.fla.fused_sigmoid_gating_recurrent": (
         "f4f26ea5cf979b75fd340665e65f1e2d33ab586a501928eb20b1b88f5ed84799"
     ),
-    "sglang.srt.layers.attention.mamba.mamba_state_scatter_triton": (
-        "6f52629d360090d9b0f2ca60c5c825f141bb84416e9864381fa46ce2befed608"
-    ),
 }
-# The tree branch of the convolution kernel covers histories of these many inputs.
+PROVEN_STATES = (torch.float32, torch.bfloat16)
+# Committed inputs of the convolution, one less than its width.
 CONV_HISTORY = range(1, 4)
 
 
@@ -120,62 +119,64 @@ def _check_attention(model_runner: ModelRunner, backend: object, window: int) ->
 
 
 def _check_linear(model_runner: ModelRunner, backend: object, window: int) -> list[Finding]:
-    from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
     from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
     from sglang.srt.layers.attention.linear.kernels.gdn_triton import TritonGDNKernel
 
+    if type(backend) is not GDNAttnBackend:
+        return [Finding("linear attention", f"{type(backend).__name__} does not verify trees", "Use DFLASH")]
     findings = []
-    if type(backend) is GDNAttnBackend:
-        kernel: object = backend.kernel_dispatcher.verify_kernel
-        if type(kernel) is not TritonGDNKernel:
+    kernels = backend.kernel_dispatcher
+    for kernel in dict.fromkeys(type(kernel) for kernel in (kernels.decode_kernel, kernels.extend_kernel)):
+        if kernel is not TritonGDNKernel:
             findings.append(
                 Finding(
                     "linear attention",
-                    f"{type(kernel).__name__} does not take tree links",
+                    f"{kernel.__name__} shares its states with no tree",
                     "Use --linear-attn-backend triton, for decode and for prefill",
                 )
             )
-    elif type(backend) is Mamba2AttnBackend:
-        findings.append(
-            Finding("linear attention", "the selective scan's tree states are untested", "Use DFLASH", unproven=True)
-        )
-    else:
-        return [Finding("linear attention", f"{type(backend).__name__} does not take tree links", "Use DFLASH")]
-    return findings + _check_pool(model_runner, window) + _check_source()
+    return findings + _check_pool(model_runner, backend.tree_states, window) + _check_source()
 
 
-def _check_pool(model_runner: ModelRunner, window: int) -> list[Finding]:
+def _check_pool(model_runner: ModelRunner, states: TreeStates | None, window: int) -> list[Finding]:
+    if states is None:
+        return [Finding("state pool", "has no room for trees", "Use one set of arguments throughout")]
+    findings = []
     requests = model_runner.req_to_token_pool.size
     cache = model_runner.req_to_token_pool.get_speculative_mamba2_params_all_layers()
     if len(cache.conv) != 1:
-        return [
+        findings.append(
             Finding("state pool", f"has {len(cache.conv)} convolution states; a commit moves the first", "Use DFLASH")
-        ]
-    findings = []
-    for name, states in (("delta rule", cache.intermediate_ssm), ("convolution", cache.intermediate_conv_window[0])):
-        rows, steps = states.shape[1:3]
-        if steps != window:
-            findings.append(
-                Finding("state pool", f"has {steps} {name} steps, not {window}", "Use one verify window throughout")
+        )
+    if states.window != window:
+        findings.append(
+            Finding("state pool", f"is for trees of {states.window} nodes, not {window}", "Use one verify window")
+        )
+    if states.rows < requests:
+        findings.append(
+            Finding("state pool", f"has room for {states.rows} requests of {requests}", "Lower --max-running-requests")
+        )
+    history = cache.conv[0]
+    if history.shape[-1] not in CONV_HISTORY:
+        findings.append(Finding("convolution", f"a width of {history.shape[-1] + 1} is untested", "Use DFLASH"))
+    for size in (states.key_dim, states.value_dim):
+        if size & (size - 1):
+            findings.append(Finding("state pool", f"has heads of {size}, no power of two", "Use DFLASH"))
+    if history.dtype != states.inputs.dtype:
+        findings.append(
+            Finding(
+                "convolution",
+                f"its committed inputs are {history.dtype}, a node's {states.inputs.dtype}",
+                "Leave SGLANG_MAMBA_CONV_DTYPE at the model's type",
+                unproven=True,
             )
-        if rows < requests:
-            findings.append(
-                Finding(
-                    "state pool",
-                    f"has {name} states for {rows} requests of {requests}",
-                    "Lower --max-running-requests",
-                )
-            )
-    history = cache.conv[0].shape[-1]
-    if history not in CONV_HISTORY:
-        findings.append(Finding("convolution", f"a width of {history + 1} has no tree branch", "Use DFLASH"))
-    if cache.intermediate_ssm.dtype != torch.float32:
+        )
+    if cache.temporal.dtype not in PROVEN_STATES:
         findings.append(
             Finding(
                 "state precision",
-                f"a node's state is rounded to {cache.intermediate_ssm.dtype} before its children read it, "
-                "as in decoding token by token but not as in verifying a chain",
-                "Use --mamba-ssm-dtype float32",
+                f"commits round to {cache.temporal.dtype}",
+                "Use --mamba-ssm-dtype float32 or bfloat16",
                 unproven=True,
             )
         )

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-# Of a verify input, to backends that take tree links: more than one child per node.
-TREE_TOPK = 2
-
 
 @dataclass
 class DDTreeDraftInput(DFlashDraftInput):
@@ -53,13 +50,13 @@ class DDTreeDraftInput(DFlashDraftInput):
 class DDTreeVerifyInput(DFlashVerifyInput):
     """The input of a target forward that verifies a tree per request, and the walk down its result.
 
+    The linear layers' backend takes `tree` from it (`ddtree_states.TreeStates`), attention the mask.
     `draft_token` and `positions` are the trees' tables, flat. After `verify`, `accepted_path` int64
     `[bs, max_depth + 1]` holds the window indices of the walk (-1: none), of which the first
     `commit_lens` are committed, `accepted_steps` int64 `[bs]` the last of these, and `append_positions`
     int64 the positions of the committed tokens, in the order of `batch.out_cache_loc`.
     """
 
-    topk: int = TREE_TOPK
     tree: DraftTree | None = None
     max_depth: int = 0
     accepted_steps: torch.Tensor | None = None
@@ -86,16 +83,6 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     def num_requests(self) -> int | None:
         """How many of a padded batch's rows are requests. None: not known."""
         return None if self.tree is None else self.tree.tokens.shape[0]
-
-    @property
-    def retrieve_next_token(self) -> torch.Tensor | None:
-        """Each node's first child, int64 `[bs, window]`, -1 none."""
-        return None if self.tree is None else self.tree.next_token
-
-    @property
-    def retrieve_next_sibling(self) -> torch.Tensor | None:
-        """Each node's next sibling, int64 `[bs, window]`, -1 none."""
-        return None if self.tree is None else self.tree.next_sibling
 
     def prepare_for_verify(self, batch: ScheduleBatch, page_size: int, *, build_custom_mask: bool = True) -> None:
         """Allocate a slot per node and build the mask: a tree has one whatever the backend could do without."""

@@ -129,11 +129,9 @@ def merge_candidates_kernel(
 
 
 @triton.jit
-def candidate_word(
-    parent: tl.tensor, spine: tl.tensor, depth: tl.tensor, rank: tl.tensor, elder: tl.tensor
-) -> tl.tensor:
-    """A candidate node as one int32: parent, path all first choices, depth, rank, the sibling before it or -1."""
-    return parent | (spine << 7) | (depth << 8) | (rank << 16) | ((elder + 1) << 24)
+def candidate_word(parent: tl.tensor, spine: tl.tensor, depth: tl.tensor, rank: tl.tensor) -> tl.tensor:
+    """A candidate node as one int32: parent, path all first choices, depth, rank."""
+    return parent | (spine << 7) | (depth << 8) | (rank << 16)
 
 
 @triton.jit
@@ -144,8 +142,6 @@ def build_tree_kernel(
     seq_lens: tl.tensor,
     tokens: tl.tensor,
     positions: tl.tensor,
-    next_token: tl.tensor,
-    next_sibling: tl.tensor,
     ancestors: tl.tensor,
     parents: tl.tensor,
     depths: tl.tensor,
@@ -157,7 +153,7 @@ def build_tree_kernel(
     BLOCK_W: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ) -> None:
-    """Grid (bs,), one warp: best-first selection of a request's tree (see `ddtree_tree.build_tree`).
+    """Grid (bs,), one warp: best-first selection of a request's nodes (see `ddtree_tree.build_tree`).
 
     Everything stays in registers and each table is written once: a scalar store after another lane's
     store of the same address would need a barrier.
@@ -166,13 +162,11 @@ def build_tree_kernel(
     node = tl.arange(0, BLOCK_W)
     lp = logp + request * DEPTH * K
 
-    # Per node: its word (-1: the root, or no node), score, links and ancestor set (as if below the root).
+    # Per node: its word (-1: the root, or no node), score and ancestor set (as if below the root).
     one = tl.full([BLOCK_W], 1, tl.int64)
     bit = one << node.to(tl.int64)
     word_of = tl.full([BLOCK_W], -1, tl.int32)
     score_of = tl.zeros([BLOCK_W], tl.float32)
-    child_of = tl.full([BLOCK_W], -1, tl.int32)
-    sibling_of = tl.full([BLOCK_W], -1, tl.int32)
     ancestors_of = bit | 1
 
     # The frontier: slot 2i is the next sibling of node i, slot 2i + 1 its first child. An entry made earlier
@@ -185,11 +179,10 @@ def build_tree_kernel(
     if SPINE:
         length = tl.minimum(DEPTH, WINDOW - 1)
         chain = (node > 0) & (node <= length)
-        word_of = tl.where(chain, candidate_word(node - 1, 1, node, 0, -1), word_of)
-        child_of = tl.where(node < length, node + 1, child_of)
+        word_of = tl.where(chain, candidate_word(node - 1, 1, node, 0), word_of)
         ancestors_of = tl.where(chain, bit | (bit - 1), ancestors_of)
         of = slot // 2
-        word = tl.where(slot % 2 == 0, candidate_word(of - 1, 0, of, 1, of), word)
+        word = tl.where(slot % 2 == 0, candidate_word(of - 1, 0, of, 1), word)
         along = 0.0
         for d in range(0, length):
             if K > 1:
@@ -199,7 +192,7 @@ def build_tree_kernel(
         first = length + 1
     else:
         score = tl.where(slot == 1, tl.load(lp), score)
-        word = tl.where(slot == 1, candidate_word(0, 1, 1, 0, -1), word)
+        word = tl.where(slot == 1, candidate_word(0, 1, 1, 0), word)
 
     for i in range(first, WINDOW):
         best, pick = tl.max(score, axis=0, return_indices=True)
@@ -210,22 +203,17 @@ def build_tree_kernel(
             spine = (picked >> 7) & 1
             depth = (picked >> 8) & 255
             rank = (picked >> 16) & 255
-            elder = (picked >> 24) - 1
             word_of = tl.where(node == i, picked, word_of)
             score_of = tl.where(node == i, best, score_of)
             above = tl.sum(tl.where(node == parent, ancestors_of, 0), axis=0)
             ancestors_of = tl.where(node == i, above | bit, ancestors_of)
-            if elder >= 0:
-                sibling_of = tl.where(node == elder, i, sibling_of)
-            else:
-                child_of = tl.where(node == parent, i, child_of)
             if rank + 1 < K:
                 base = tl.sum(tl.where(node == parent, score_of, 0.0), axis=0)
                 score = tl.where(slot == 2 * i, base + tl.load(lp + (depth - 1) * K + rank + 1), score)
-                word = tl.where(slot == 2 * i, candidate_word(parent, 0, depth, rank + 1, i), word)
+                word = tl.where(slot == 2 * i, candidate_word(parent, 0, depth, rank + 1), word)
             if depth < DEPTH:
                 score = tl.where(slot == 2 * i + 1, best + tl.load(lp + depth * K), score)
-                word = tl.where(slot == 2 * i + 1, candidate_word(i, spine, depth + 1, 0, -1), word)
+                word = tl.where(slot == 2 * i + 1, candidate_word(i, spine, depth + 1, 0), word)
 
     live = node < WINDOW
     drawn = live & (word_of >= 0)
@@ -236,8 +224,6 @@ def build_tree_kernel(
     out = request * WINDOW + node
     tl.store(tokens + out, token, live)
     tl.store(positions + out, position, live)
-    tl.store(next_token + out, child_of.to(tl.int64), live)
-    tl.store(next_sibling + out, sibling_of.to(tl.int64), live)
     tl.store(ancestors + out, ancestors_of, live)
     tl.store(parents + out, tl.where(drawn, word_of & 127, -1), live)
     tl.store(depths + out, depth_of, live)
@@ -245,6 +231,69 @@ def build_tree_kernel(
 
 
 @triton.jit
+def order_tree_kernel(
+    tokens: tl.tensor,
+    positions: tl.tensor,
+    ancestors: tl.tensor,
+    parents: tl.tensor,
+    depths: tl.tensor,
+    on_spine: tl.tensor,
+    ordered_tokens: tl.tensor,
+    ordered_positions: tl.tensor,
+    ordered_ancestors: tl.tensor,
+    ordered_parents: tl.tensor,
+    ordered_depths: tl.tensor,
+    moves: tl.tensor,
+    ordered_on_spine: tl.tensor,
+    WINDOW: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+) -> None:
+    """Grid (bs,): the nodes depth first, each node's children in order of the size of what is below them.
+
+    All by comparison of every node (rows) with every other (columns).
+    """
+    request = tl.program_id(0).to(tl.int64) * WINDOW
+    node = tl.arange(0, BLOCK_W)
+    live = node < WINDOW
+    parent = tl.load(parents + request + node, live, other=-1)
+    above = tl.load(ancestors + request + node, live, other=0)
+    drawn = (parent >= 0) | (node == 0)
+    below = (((above[:, None] >> node[None, :].to(tl.int64)) & 1) == 1).to(tl.int32)
+
+    size = tl.sum(tl.where(drawn[:, None], below, 0), axis=0)
+    leaf = size <= 1
+    key = size * BLOCK_W + node
+    siblings = (parent[:, None] == parent[None, :]) & (parent >= 0)[:, None]
+    earlier = siblings & (key[None, :] < key[:, None])
+    later = siblings & (key[None, :] > key[:, None])
+    # The elders that leave another state than their parent's behind: all but leaves.
+    left = tl.max((earlier & (size > 1)[None, :]).to(tl.int32), axis=1)
+    # Between a node and its parent lie the parent's smaller children and all below them.
+    gap = tl.where(parent >= 0, 1 + tl.sum(tl.where(earlier, size[None, :], 0), axis=1), 0)
+    place = tl.where(drawn, tl.sum(below * gap[None, :], axis=1), node)
+    # A node's state is needed until the last of its children: below all others that are no leaves it has to be
+    # kept. So as many slots are taken above a node as nodes on its path, itself among them, have siblings to come.
+    waits = tl.where(leaf, 0, tl.max(later.to(tl.int32), axis=1))
+    slot = tl.sum(below * waits[None, :], axis=1)
+    inner = tl.sum(((parent[None, :] == node[:, None]) & (size > 1)[None, :]).to(tl.int32), axis=1)
+    of_parent = node[None, :] == parent[:, None]
+    take = tl.where(left > 0, tl.sum(tl.where(of_parent, slot[None, :], 0), axis=1), -1)
+    keep = tl.where(inner > 1, slot, -1)
+
+    out = request + place
+    placed = tl.sum(tl.where(of_parent, place[None, :], 0), axis=1)
+    one = tl.full([BLOCK_W, BLOCK_W], 1, tl.int64)
+    bits = tl.sum(tl.where(below == 1, one << place[None, :].to(tl.int64), 0), axis=1)
+    tl.store(ordered_tokens + out, tl.load(tokens + request + node, live, other=0), live)
+    tl.store(ordered_positions + out, tl.load(positions + request + node, live, other=0), live)
+    tl.store(ordered_depths + out, tl.load(depths + request + node, live, other=0), live)
+    tl.store(ordered_on_spine + out, tl.load(on_spine + request + node, live, other=0), live)
+    tl.store(ordered_parents + out, tl.where(parent >= 0, placed, -1), live)
+    tl.store(ordered_ancestors + out, bits, live)
+    tl.store(moves + out, (take + 1) | ((keep + 1) << 8) | (leaf.to(tl.int32) << 16), live)
+
+
+@triton.jit(do_not_specialize=["size"])
 def tree_mask_kernel(
     ancestors: tl.tensor,
     seq_lens: tl.tensor,

@@ -21,6 +21,7 @@ from sglang.srt.speculative.ddtree_kernels import (
     build_tree_kernel,
     finish_candidates,
     merge_candidates,
+    order_tree_kernel,
     shard_candidates,
     tree_mask_kernel,
     walk_tree_kernel,
@@ -38,19 +39,34 @@ class Gather(Protocol):
 class DraftTree:
     """The trees of a batch: `bs` requests of `window` nodes each, all tensors on the device.
 
-    Node 0 is the root, the token that the target decoded last. A parent comes before its children and
-    siblings are linked in ascending order: the engine's convolution kernel relies on both. Nodes that
-    no candidate was left for are pads: the root's token again, one below the root, linked from nowhere.
+    Node 0 is the root, the token that the target decoded last. The others follow depth first: a node's
+    first child comes right after it, its further children each after all that is below the one before.
+    Children come in order of how many nodes they and all below them are, leaves first, so that little is
+    ever left open: see `branch_slots`. Nodes that no candidate was left for are pads, the last of the window: the
+    root's token again, one below the root, nobody's child.
     """
 
     tokens: torch.Tensor  # int64 [bs, window]
     positions: torch.Tensor  # int64 [bs, window]; committed length + depth
-    next_token: torch.Tensor  # int64 [bs, window]; first child, -1 none
-    next_sibling: torch.Tensor  # int64 [bs, window]; -1 none
     parents: torch.Tensor  # int32 [bs, window]; -1 for the root and for pads
     depths: torch.Tensor  # int32 [bs, window]; 0 for the root, 1 for pads
     ancestors: torch.Tensor  # int64 [bs, window]; bit j: node j is the node itself or above it (pads: the root)
     on_spine: torch.Tensor  # bool [bs, window]; the root, and nodes that the first choices lead to
+    # int32 [bs, window]; (branch slot to take the parent's state from + 1, 0: it is the state at hand)
+    # | (branch slot to keep the own state in + 1, 0: no later node needs it there) << 8
+    # | (1: a leaf, whose own state nobody needs: the one before stays at hand) << 16
+    moves: torch.Tensor
+
+
+def branch_slots(window: int) -> int:
+    """The most states that a walk over the nodes of any tree of `window` nodes has to keep at once.
+
+    A node's state is kept from its first child that is no leaf to its last, and the last is the largest. So
+    a tree that needs one more slot has a child that needs one less and another at least as large: 5 nodes
+    for one slot, else one more than twice as many as for one less, 3 * 2 ** n - 1 (as Ershov numbers tell
+    the registers that an expression takes).
+    """
+    return ((window + 1) // 3).bit_length() - 1
 
 
 def topk_log_probs(
@@ -95,7 +111,7 @@ def topk_log_probs(
 def build_tree(
     logp: torch.Tensor, ids: torch.Tensor, roots: torch.Tensor, seq_lens: torch.Tensor, window: int, spine: bool
 ) -> DraftTree:
-    """Grow every request's tree to `window` nodes, best first.
+    """Grow every request's tree to `window` nodes, best first, and bring it in order.
 
     `logp` fp32 and `ids` int64 `[bs, depth, k]`: candidates per position, descending. `roots` int64 `[bs]`:
     the tokens to continue from. `seq_lens` `[bs]`: committed lengths. A node's score is the sum of
@@ -116,24 +132,16 @@ def build_tree(
         raise ValueError(f"DDTREE takes 1 to {MAX_WINDOW - 1} drafted positions, not {depth}.")
     if ids.shape != logp.shape or not (logp.is_contiguous() and ids.is_contiguous()):
         raise ValueError(f"logp and ids must be contiguous and of one shape: {tuple(logp.shape)}, {tuple(ids.shape)}.")
-    wide = torch.empty((5, bs, window), dtype=torch.int64, device=logp.device)
-    narrow = torch.empty((2, bs, window), dtype=torch.int32, device=logp.device)
-    tokens, positions, next_token, next_sibling, ancestors = wide.unbind()
-    parents, depths = narrow.unbind()
-    on_spine = torch.empty((bs, window), dtype=torch.bool, device=logp.device)
+    tokens, positions, ancestors, *wide = _tables(6, bs, window, torch.int64, logp.device)
+    parents, depths, moves, *narrow = _tables(5, bs, window, torch.int32, logp.device)
+    on_spine, spine_picked = _tables(2, bs, window, torch.bool, logp.device)
+    picked = (*wide, *narrow, spine_picked)
     build_tree_kernel[(bs,)](
         logp,
         ids,
         roots,
         seq_lens,
-        tokens,
-        positions,
-        next_token,
-        next_sibling,
-        ancestors,
-        parents,
-        depths,
-        on_spine,
+        *picked,
         depth,
         k,
         WINDOW=window,
@@ -142,16 +150,35 @@ def build_tree(
         BLOCK_F=triton.next_power_of_2(2 * window),
         num_warps=1,
     )
+    order_tree_kernel[(bs,)](
+        *picked,
+        tokens,
+        positions,
+        ancestors,
+        parents,
+        depths,
+        moves,
+        on_spine,
+        WINDOW=window,
+        BLOCK_W=triton.next_power_of_2(window),
+        num_warps=8,
+    )
     return DraftTree(
         tokens=tokens,
         positions=positions,
-        next_token=next_token,
-        next_sibling=next_sibling,
         parents=parents,
         depths=depths,
         ancestors=ancestors,
         on_spine=on_spine,
+        moves=moves,
     )
+
+
+def _tables(count: int, bs: int, window: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """Tables of one allocation, each aligned: kernels are compiled anew for tables that are not."""
+    size = bs * window
+    flat = torch.empty((count, triton.cdiv(size, 16) * 16), dtype=dtype, device=device)
+    return [table[:size].view(bs, window) for table in flat.unbind()]
 
 
 def tree_mask(tree: DraftTree, seq_lens: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from sglang.srt.speculative import ddtree_guard
 from sglang.srt.speculative.ddtree_args import tree_sizes
 from sglang.srt.speculative.ddtree_info import DDTreeDraftInput, DDTreeVerifyInput, to_device
 from sglang.srt.speculative.ddtree_shadow import ShadowStats, chain_outcomes
-from sglang.srt.speculative.ddtree_tree import DraftTree, build_tree, topk_log_probs
+from sglang.srt.speculative.ddtree_tree import DraftTree, build_tree, topk_log_probs, tree_mask, walk_tree
 from sglang.srt.speculative.dflash_info import DFlashDraftInput, DFlashVerifyInput
 from sglang.srt.speculative.dflash_worker import DFlashWorker
 
@@ -56,6 +56,7 @@ class DDTreeWorker(DFlashWorker):
             )
         super().__init__(server_args, target_worker=target_worker, **ranks)
         self._configure_tree(server_args)
+        self._warm_up()
 
     def _configure_tree(self, server_args: ServerArgs) -> None:
         self.sizes = tree_sizes(server_args)
@@ -63,6 +64,26 @@ class DDTreeWorker(DFlashWorker):
         self.shadow_rounds = 0
         if self.tp_rank == 0:
             logger.info("Initialized DDTREE. %s, shadow=%s", self.sizes, self.shadow is not None)
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """Have the tree's kernels compiled before the first request waits for them."""
+        head: Any = self.target_worker.model_runner.model.lm_head
+        depth = self.sizes.depth
+        hidden = head.weight.new_zeros((depth, head.weight.shape[1]))
+        logp, ids = self._topk_from_vocab_parallel_head(hidden, head)
+        lens = torch.ones(1, dtype=torch.int64, device=hidden.device)
+        tree = build_tree(logp[None], ids[None], lens, lens, self.sizes.window, self.sizes.spine)
+        if self.shadow is not None:
+            return
+        mask = torch.empty(self.sizes.window * (self.sizes.window + 1), dtype=torch.bool, device=hidden.device)
+        tree_mask(tree, lens, mask)
+        walk_tree(tree, tree.tokens, self.sizes.depth)
+        backend = self.target_worker.model_runner.attn_backend
+        states = getattr(getattr(backend, "linear_attn_backend", None), "tree_states", None)
+        if states is not None:
+            # Of a row that pads: compiled, and over at once.
+            states.commit(states.no_step[:1], states.no_step[:1])
 
     def _configure_draft_server_args(self, draft_server_args: ServerArgs) -> None:
         draft_server_args.speculative_algorithm = "DFLASH"

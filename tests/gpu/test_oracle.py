@@ -1,40 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gpu.links import oracle_candidates, reversed_links
-
-
-def children(first, after, parent):
-    found = []
-    child = first[parent]
-    while child != -1:
-        found.append(child)
-        child = after[child]
-    return found
-
-
-@given(st.lists(st.integers(0, 10**6), max_size=30))
-def test_reversal_keeps_the_tree_and_turns_every_sibling_list_round(choices):
-    parents = [-1, *(choice % (node + 1) for node, choice in enumerate(choices))]
-    first, after = [-1] * len(parents), [-1] * len(parents)
-    last = {}
-    for node, parent in enumerate(parents):
-        if parent == -1:
-            continue
-        if parent in last:
-            after[last[parent]] = node
-        else:
-            first[parent] = node
-        last[parent] = node
-    backwards = reversed_links(first, after)
-    for node in range(len(parents)):
-        assert children(*backwards, node) == children(first, after, node)[::-1]
-    assert reversed_links(*backwards) == (first, after)
-
-
-def test_pads_stay_linked_from_nowhere():
-    assert reversed_links([1, -1, -1, -1], [-1, 2, -1, -1]) == ([2, -1, -1, -1], [-1, -1, 1, -1])
-
+from tests.gpu.oracle import oracle_candidates
 
 RANKS = [0, 0, 1, 2]
 

@@ -1,20 +1,9 @@
-"""What is done to trees on purpose: siblings linked in the order that leaks state, and candidates known to be right."""
+"""Candidates known to be right, hidden among a drafter's."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-
-def reversed_links(next_token: Sequence[int], next_sibling: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The same tree, every parent's children linked from the last to the first. -1: none."""
-    first, after = list(next_token), [-1] * len(next_sibling)
-    for parent, child in enumerate(next_token):
-        previous = -1
-        while child != -1:
-            after[child], previous, child = previous, child, next_sibling[child]  # noqa: PLW2901
-        first[parent] = previous
-    return first, after
 
 
 def oracle_candidates(
