@@ -41,6 +41,7 @@ COMMANDS = {
     "impact": Entry("impact", "impact", "What an engine upgrade means for the sets."),
     "wheel": Entry("wheel", "app", "The published wheels: pinned, cached, added."),
     "inventory": Entry("inventory", "app", "The hosts and services in use."),
+    "support-bundle": Entry("support_bundle", "support_bundle", "One file for a bug report, without secrets."),
     "explain": Entry("explain", "explain", "What a code such as DD101 means, and what to do."),
     "demo": Entry("demo", "demo", "The main job, on a host of its own."),
 }
