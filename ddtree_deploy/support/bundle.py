@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ddtree_deploy.errors import DeployError
 from ddtree_deploy.hosts.target import CONTAINER_ENGINES, LOCAL_PREFIX
 from ddtree_deploy.support.scrub import Scrubber
 
@@ -32,17 +33,23 @@ def members(parts: Parts, scrubber: Scrubber, targets: list[Target], host: str |
         scrubber.name(kind, name)
     for _about, value in parts.found.values():
         _learn(scrubber, value)
-    found = dict(parts.found)
-    if parts.errors:
-        found[ERRORS] = ("what could not be had, and why", parts.errors)
     result = {}
-    for name, (about, value) in sorted(found.items()):
-        result[name] = (about, json.dumps(scrubber.value(value), indent=1, default=str) + "\n")
+    for name, (about, value) in sorted(parts.found.items()):
+        try:
+            result[name] = (about, _json(scrubber.value(value)))
+        except RecursionError:
+            parts.failed(name, DeployError("DD307", "it is nested too deeply"))
+    if parts.errors:
+        result[ERRORS] = ("what could not be had, and why", _json(scrubber.value(parts.errors)))
     contents = "\n".join([_ABOUT, *(f"{name:<20} {about}" for name, (about, _text) in result.items())])
     where = f"The host is {scrubber.text(host)}." if host is not None else "No host was asked for."
     problems = [f"{error['part']}: [{error['code']}] {error['message']}" for error in parts.errors]
     lines = [contents, "", where, *(scrubber.text(f"Not to be had: {line}") for line in problems)]
     return {CONTENTS: ("what is in here", "\n".join(lines) + "\n"), **result}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, default=str) + "\n"
 
 
 def _learn_target(scrubber: Scrubber, target: Target) -> None:

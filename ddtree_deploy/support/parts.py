@@ -53,8 +53,9 @@ class Parts:
         except DeployError as error:
             self.failed(name, error)
             return None
-        except RecursionError:
-            self.failed(name, DeployError("DD307", "the answer is nested too deeply"))
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            # A host may answer anything.
+            self.failed(name, DeployError("DD307", f"the answer cannot be read: {type(error).__name__}"))
             return None
         self.found[name] = (about, value)
         return value
@@ -167,10 +168,15 @@ def of_host(parts: Parts, session: HostSession, sets: dict[str, PatchSet], wante
         return {"facts": redact(facts), "findings": shown}
 
     parts.take("host/doctor.json", "facts and findings", doctor)
-    failed = [item for item in (history or {}).get("history", []) if item.get("outcome") != "done"]
-    logs = {item["unit"]: _ended(parts, session, item["unit"]) for item in installed or () if _is_wrong(item)}
-    if failed or logs:
-        parts.found["host/errors.json"] = ("the last errors", {"transactions": failed, "services": logs})
+
+    def errors() -> dict[str, Any]:
+        entries = [item for item in (history or {}).get("history", []) if item.get("outcome") != "done"]
+        return {
+            "transactions": entries,
+            "services": {item["unit"]: _ended(session, item["unit"]) for item in installed or () if _is_wrong(item)},
+        }
+
+    parts.take("host/errors.json", "transactions that failed, services that ended", errors)
 
 
 def names_of(facts: dict[str, Any]) -> list[tuple[str, object]]:
@@ -203,14 +209,10 @@ def _is_wrong(service: dict[str, Any]) -> bool:
     return bool(state and (state["active"] == "failed" or state["restarts"]))
 
 
-def _ended(parts: Parts, session: HostSession, unit: str) -> dict[str, Any] | None:
+def _ended(session: HostSession, unit: str) -> dict[str, Any] | None:
     """Why a service ended, as far as its log shows a known cause: the log itself may hold what users asked."""
     from ddtree_deploy.serve.causes import find_cause
     from ddtree_deploy.serve.logs import log_lines
 
-    try:
-        cause = find_cause(log_lines(session, unit, lines=_LOG_LINES, follow=False))
-    except DeployError as error:
-        parts.failed(f"the log of {unit}", error)
-        return None
+    cause = find_cause(log_lines(session, unit, lines=_LOG_LINES, follow=False))
     return None if cause is None else dataclasses.asdict(cause)

@@ -33,13 +33,13 @@ _PEM = re.compile(r"-----BEGIN [^-\n]*-----.*?(?:-----END [^-\n]*-----|\Z)", re.
 _PUBLIC_KEY = re.compile(r"(?:ssh-[a-z0-9]+|ecdsa-sha2-[a-z0-9-]+|sk-[a-z0-9@.-]+) AAAA[A-Za-z0-9+/=]+")
 _HASHED_HOST = re.compile(r"\|1\|[A-Za-z0-9+/=]+\|[A-Za-z0-9+/=]+")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{20,}={0,2}|\b(?:[0-9a-f]{2}:){15}[0-9a-f]{2}\b")
-_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*)://[^\s\"'<>`]+")
+_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20})://[^\s\"'<>`]+")
 _AUTHORIZATION = re.compile(r"\b(authorization\s*[:=]\s*)[^\n\"']+|\b(bearer\s+)[^\s\"',]{8,}", re.IGNORECASE)
 # The value of a flag goes as far as the next flag: a process's words are joined by spaces alone.
 _FLAG = re.compile(r"(?<![\w-])(--?[A-Za-z][\w-]*)(?:=|\s+)")
 _FLAG_VALUE = re.compile(r"(?!--)(?:(?!\s--)[^\n])+")
 _ABBREVIATED = re.compile(r"--(?:[a-z]+-)*api(?:-k(?:ey?)?)?")
-_ASSIGNMENT = re.compile(r"([A-Za-z_][\w.-]*)[\"']?\s*[=:]\s*")
+_ASSIGNMENT = re.compile(r"(?<![\w.-])([\w.-]+)[\"']?\s*[=:]\s*")
 _ASSIGNED = re.compile(r"\"[^\"\n]*\"?|'[^'\n]*'?|[^\s,;}\])\"']+")
 _TOKEN = re.compile(
     r"\b(?:sk-|gh[opusr]_|github_pat_|glpat-|xox[abeprs]-|pypi-|nvapi-|tskey-)[A-Za-z0-9_-]{12,}"
@@ -47,6 +47,9 @@ _TOKEN = re.compile(
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{12,}|\bAIza[\w-]{20,}|\beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?"
 )
 _OPAQUE = re.compile(r"(?<![\w+-])(?!_Z)[A-Za-z0-9_+-]{24,}={0,2}(?![\w+-])")
+_WORDS, _JOINTS = re.compile(r"[A-Z]?[a-z]{3,}|[A-Z]{4,}"), re.compile(r"[-_+=]")
+# How much besides words a name may hold. One or two of a hundred random keys of 24 characters look like names.
+_SPOKEN = 0.35
 _AT = re.compile(r"(?<![\w.@/+-])[\w.+-]+@(?:\[[0-9A-Fa-f:.]+\]|[\w.-]*\w)")
 _UNIT = re.compile(r".*@[\w.-]*\.(?:service|slice|socket|scope|mount|timer)")
 _HOME = re.compile(r"/(home|Users)/([^/\s:\"',]+)")
@@ -132,7 +135,7 @@ class Scrubber:
             if key in _ARGUMENTS:
                 return self.arguments([str(word) for word in value])
             return [self.value(item, key, versions=versions) for item in value]
-        if key == "serial" and value:
+        if key == "serial" and value not in (None, "0"):
             return HIDDEN
         return self.text(value, versions=versions) if isinstance(value, str) else value
 
@@ -157,7 +160,7 @@ class Scrubber:
                 shown.append(HIDDEN)
             else:
                 shown.append(self.text(word))
-            hide = secret and not equals
+            hide = (secret and not equals) or (hide and not word.startswith("--"))
         return shown
 
     def text(self, text: str, *, versions: bool = False) -> str:
@@ -218,8 +221,10 @@ class Scrubber:
     def _word(self, name: str) -> str:
         # A short name is hidden only as a whole word: it would be found inside of other ones.
         edge = "A-Za-z0-9" if len(name) > 3 else r"\w-"
-        before = r"(?:[\w-]+\.)*" if self._names[name].startswith("domain-") else ""
-        return rf"(?<![{edge}]){before}{re.escape(name)}(?![{edge}])"
+        before = rf"(?<![{edge}])"
+        if self._names[name].startswith("domain-"):  # with the host before it
+            before = rf"(?:(?<![\w.-])(?:[\w-]+\.)+|{before})"
+        return rf"{before}{re.escape(name)}(?![{edge}])"
 
     def _named(self, found: str) -> str:
         name = found.lower()
@@ -247,11 +252,11 @@ class Scrubber:
         return text if text in _KEPT_ADDRESSES else self._stand("address", text.lower())
 
     def _opaque(self, match: re.Match[str]) -> str:
-        """Long words of upper case, lower case and digits mixed: keys look so, names seldom do."""
+        """Long words of upper case, lower case and digits mixed, if little in them is words of a language."""
         word = match[0]
         kinds = (re.search("[a-z]", word), re.search("[A-Z]", word), re.search("[0-9]", word))
-        spoken = re.search("[-_]", word) and all(len(part) < 20 for part in re.split("[-_]", word))
-        return word if spoken or not all(kinds) else self._hide(match)
+        characters, rest = (len(_JOINTS.sub("", text)) for text in (word, _WORDS.sub("", word)))
+        return self._hide(match) if all(kinds) and rest > characters * _SPOKEN else word
 
     def _key(self, name: str) -> str:
         """A mapping's key: a field's name stays as it is, a path or an address is text."""

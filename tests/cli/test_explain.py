@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 import tomllib
 from importlib import resources
 from itertools import groupby
@@ -85,6 +86,12 @@ def test_the_commands_and_options_that_are_named_exist():
                 assert path is None or set(OPTION.findall(words)) <= known[path], (item.code, words)
 
 
+def wrapped(text: str, bullet: str = "") -> str:
+    return textwrap.fill(
+        bullet + text, 120, subsequent_indent=" " * len(bullet), break_long_words=False, break_on_hyphens=False
+    )
+
+
 def page() -> str:
     """docs/codes.md."""
     lines = [HEAD]
@@ -92,9 +99,9 @@ def page() -> str:
         lines.append(f"## {AREAS[key]}\n")
         for item in items:
             where = f"Exit status {item.exit_status}." if item.area is None else f"The doctor, area {item.area}."
-            lines += [f"### {item.code}: {item.title}\n", f"{where} {item.means}\n", "Usual causes:\n"]
-            lines += [*(f"- {cause}" for cause in item.causes), "", "What to do:\n"]
-            lines += [*(f"- {mend}" for mend in item.mends), ""]
+            lines += [f"### {item.code}: {item.title}\n", wrapped(f"{where} {item.means}"), "", "Usual causes:\n"]
+            lines += [*(wrapped(cause, "- ") for cause in item.causes), "", "What to do:\n"]
+            lines += [*(wrapped(mend, "- ") for mend in item.mends), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -20,7 +20,7 @@ from tests.cli.harness import ONE, Cli
 
 NAME = "ddtree-deploy-support"
 LOCAL = ["CONTENTS.txt", "inventory.json", "patch-sets.json", "versions.json"]
-HOST = ["host/doctor.json", "host/history.json", "host/services.json", "host/status.json"]
+HOST = ["host/doctor.json", "host/errors.json", "host/history.json", "host/services.json", "host/status.json"]
 #: Part of every secret and every name that is planted.
 MARK = "plant"
 INVENTORY = """
@@ -77,7 +77,15 @@ def planted(cli: Cli, monkeypatch):
 
 ENGINE = "import sglang.srt.a, time; print('up', flush=True); time.sleep(60)"
 ARGV = [
-    *("--model-path", f"/home/{MARK}joe/m", "--port", "30000", "--api-key", f"{MARK}-one", "--admin-api-key={MARK}-two"),
+    *(
+        "--model-path",
+        f"/home/{MARK}joe/m",
+        "--port",
+        "30000",
+        "--api-key",
+        f"{MARK}-one",
+        "--admin-api-key={MARK}-two",
+    ),
     *("--config", f"https://me:{MARK}-three@host/x", "--token", f"{MARK}-four", "and", f"{MARK}-five", "--tp", "8"),
 ]
 
@@ -98,8 +106,13 @@ def test_nothing_secret_is_in_it(planted: Cli):
     # What a maintainer needs is still there.
     status = json.loads(found["host/status.json"])
     (process,) = status["processes"]
-    assert "--port 30000 --api-key *** --admin-api-key=*** --config https://*** --token *** --tp 8" in process["command"]
-    assert [(item["name"], item["state"]) for item in status["sets"] if item["state"] == "applied"] == [("one", "applied")]
+    assert (
+        "--port 30000 --api-key *** --admin-api-key=*** --config https://*** --token *** --tp 8" in process["command"]
+    )
+    assert [(item["name"], item["state"]) for item in status["sets"] if item["state"] == "applied"] == [
+        ("one", "applied")
+    ]
+    assert json.loads(found["host/errors.json"]) == {"transactions": [], "services": {}}
     (entry,) = json.loads(found["host/history.json"])["history"]
     assert (entry["reason"], entry["outcome"], entry["sets"][0]["name"]) == ("***", "done", "one")
     inventory = json.loads(found["inventory.json"])
