@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-engine lint format clean
+.PHONY: demo test test-engine bench lint format clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.made:
@@ -30,6 +30,14 @@ test: $(VENV)/.installed-dev
 
 test-engine: $(VENV)/.installed-engine
 	$(BIN)/python -m pytest -n auto -m torch $(TESTS)
+
+$(VENV)/.installed-bench: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'ansible>=12'
+	@touch $@
+
+# Needs ssh, sshd, git and rsync; ansible goes into the virtual environment.
+bench: $(VENV)/.installed-bench
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.bench $(BENCH)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -120,8 +120,10 @@ def _ask_openssh(destination: Destination, config_file: str | None) -> dict[str,
 
 
 def _ask_paramiko(destination: Destination, config_file: str | None) -> dict[str, list[str]]:
+    import invoke
     import paramiko
 
+    paramiko.config.invoke = invoke  # type: ignore[attr-defined]  # for `Match exec`: see the connect module
     if config_file is None:
         files = [path for path in (account_home() / ".ssh/config", SYSTEM_CONFIG) if path.is_file()]
     else:
