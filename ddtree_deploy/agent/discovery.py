@@ -58,7 +58,7 @@ _ENVIRONMENTS = (
     "usr",
 )
 _CHECKOUTS = ("sgl-workspace/sglang/python", "workspace/sglang/python", "opt/sglang/python", "~/sglang/python")
-_PYTHON_FOLDER = re.compile(r"python3(\.\d+t?)?$")
+_PYTHON_FOLDER = re.compile(r"python3(\.\d+t?)?\Z")
 
 
 class Install(NamedTuple):

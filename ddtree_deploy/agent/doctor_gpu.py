@@ -148,7 +148,7 @@ def _holders_by_files() -> List[Fact]:
                 target = os.readlink("/proc/%s/fd/%s" % (name, descriptor))
             except OSError:
                 continue
-            if re.match(r"^/dev/nvidia\d+$", target):
+            if re.match(r"/dev/nvidia\d+\Z", target):
                 devices.add(target)
         if devices:
             found.append({"pid": int(name), "gpu": None, "used_mib": None})

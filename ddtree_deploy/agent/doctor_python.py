@@ -37,7 +37,7 @@ class Packages:
         for folder in folders:
             seen: Dict[str, str] = {}
             for entry in listing(folder)[: 4 * _MAX_DISTRIBUTIONS]:
-                match = re.match(r"^(.+?)-([^-]+?)(?:-py\d[\d.]*)?\.(?:dist-info|egg-info)$", entry)
+                match = re.match(r"^(.+?)-([^-]+?)(?:-py\d[\d.]*)?\.(?:dist-info|egg-info)\Z", entry)
                 if not match:
                     continue
                 name, version = normal(match.group(1)), match.group(2)

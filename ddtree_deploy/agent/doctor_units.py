@@ -12,7 +12,7 @@ from .doctor_probe import Fact, command_of, find_program, listing, mask, read, r
 
 _SECONDS = 10.0
 _FOLDER = "/etc/systemd/system"
-_OURS = re.compile(r"^sglang-[A-Za-z0-9._-]+\.service$")
+_OURS = re.compile(r"sglang-[A-Za-z0-9._-]+\.service\Z")
 _MAX_UNITS = 64
 _PROPERTIES = (
     "Id",

@@ -14,7 +14,7 @@ from .tree import TEMP_PREFIX, check_path
 STATES = ("prepared", "staged", "committed", "undone")
 #: Checks a path of the state's own tree: returns it, or raises AgentError DD105.
 PathCheck = Callable[[Any], str]
-_SHA256 = re.compile(r"^[0-9a-f]{64}$")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def _is(value: Any, kind: type, what: str) -> Any:

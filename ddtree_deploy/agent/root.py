@@ -20,7 +20,7 @@ from .tree import check_path
 PACKAGE = "sglang"
 # Folders of the package that hold engine code: 0.5.11 has srt and jit_kernel, later versions add kernels.
 PARTS = ("srt", "kernels", "jit_kernel")
-_LIB = re.compile(r"^python(\d+)\.(\d+)t?$")
+_LIB = re.compile(r"python(\d+)\.(\d+)t?\Z")
 
 
 class Place:

@@ -38,7 +38,7 @@ SCHEMA = 1
 DEFAULT_BASE = "/var/lib/ddtree-deploy"
 KEEP_TRANSACTIONS = 20
 _FOLDER_MODE, _FILE_MODE = 0o750, 0o640
-_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,100}$")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}\Z")
 
 
 def check_id(value: Any) -> str:
@@ -84,7 +84,7 @@ class State:
 
     def _check_schema(self) -> None:
         text = self._read_text("schema")
-        if text is None or not re.match(r"^[1-9][0-9]{0,8}$", text.strip(), re.ASCII):
+        if text is None or not re.match(r"[1-9][0-9]{0,8}\Z", text.strip(), re.ASCII):
             raise AgentError("DD508", "%s/schema is missing or damaged" % self.folder, "it should hold: %d" % SCHEMA)
         if int(text) > SCHEMA:
             raise AgentError(

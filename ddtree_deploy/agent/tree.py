@@ -22,7 +22,7 @@ Entry = Optional[Dict[str, Any]]
 TEMP_PREFIX = ".ddtree-"
 UTF8_NAMES = sys.getfilesystemencoding().lower() in ("utf-8", "utf8")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_COMPONENT = re.compile(r"^[^\x00-\x1f\x7f\\]+$")
+_COMPONENT = re.compile(r"[^\x00-\x1f\x7f\\]+\Z")
 
 
 def check_path(path: Any, package: str) -> str:

@@ -38,6 +38,8 @@ def impact(
     from ddtree_deploy.snapshots.wheels import find_wheels
 
     console = opt.console_of(ctx, json_mode)
+    if engine == later:
+        raise DeployError("DD001", f"--from and --to are both {engine}", "name two versions")
     folder = patches_dir(patches)
     if not names:
         sound, broken = survey_sets(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -71,6 +72,8 @@ def run(arguments: Sequence[str], console: Console) -> int:
         console.flush()
         return result
 
+    # What fails before a command has set its console, as a command line that cannot be parsed, is a document too.
+    console.json_mode = "--json" in itertools.takewhile(lambda word: word != "--", arguments)
     return guarded(console, command_line)
 
 

@@ -1,9 +1,9 @@
 """Facts without what names a machine or a person, so that they can be shown to others and kept as test data.
 
 Replaced everywhere, also inside longer texts: the host's name, user names, serial numbers and UUIDs of GPUs, home
-folders' owners, addresses that a port is bound to, and the kernel's root device. Same values stay same: the first
-GPU's UUID becomes ``GPU-1`` wherever it stands. Left as they are: versions, paths below a home folder, model names,
-names of units and services, process ids.
+folders' owners, and addresses that a port is bound to. Of the kernel's command line only what a check reads is kept.
+Same values stay same: the first GPU's UUID becomes ``GPU-1`` wherever it stands. Left as they are: versions, paths
+below a home folder, model names, names of units and services, process ids.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 _HOME = re.compile(r"/home/([^/\s:]+)")
 _UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
 _ADDRESS = re.compile(r"\b(?!127\.)(?!0\.0\.0\.0\b)(?:\d{1,3}\.){3}\d{1,3}\b(?!\.)")
+_BOOT_OPTION = re.compile(r"(?:iommu|intel_iommu|amd_iommu|pci|pcie_\w+)(?:=\S*)?")
 _SHORTEST = 3  # a shorter name would be found inside other words
 _SYSTEM_USERS = frozenset(("root", "sglang"))
 
@@ -42,6 +43,8 @@ def redact(facts: Mapping[str, Any]) -> dict[str, Any]:
             return value
         if key == "serial":
             return "0"
+        if key == "cmdline":
+            return " ".join(word for word in value.split() if _BOOT_OPTION.fullmatch(word))
         if key in ("address", "bind"):
             return _ADDRESS.sub("192.0.2.1", value)
         return text(value)
@@ -65,9 +68,6 @@ def _replacements(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     name = _at(facts, "agent", "user")
     if name and name not in _SYSTEM_USERS:
         yield name, "user"
-    root = re.search(r"\broot=(\S+)", _at(facts, "bus", "cmdline"))
-    if root:
-        yield root.group(1), "DEVICE"
 
 
 def _at(facts: Mapping[str, Any], *keys: str) -> str:

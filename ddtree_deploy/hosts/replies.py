@@ -7,21 +7,39 @@ members that are not named here are passed on as they came.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddtree_deploy.agent.protocol import AgentError
-from ddtree_deploy.agent.records import check_entry, check_record, is_history, package_path
+from ddtree_deploy.agent.records import check_record, package_path
 from ddtree_deploy.errors import DeployError
+from ddtree_deploy.hosts import unit_replies
+from ddtree_deploy.hosts.shapes import (
+    FLAG,
+    NOTES,
+    NUMBER,
+    SETS,
+    TEXT,
+    WRONG,
+    Shape,
+    count,
+    entry,
+    history,
+    kind_of,
+    list_of,
+    map_of,
+    maybe,
+    moment,
+    one_of,
+    table,
+)
 
-#: Raises ValueError (or what the agent's own checks raise) for a value that has not the shape.
-Shape = Callable[[Any], None]
-
-MAX_SIZE = 1 << 40  # bytes of one file
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_WRONG = (AgentError, ValueError, KeyError, TypeError)
-#: Operations that change the host: after them a reply that cannot be read leaves open what was done.
-CHANGING = frozenset(("apply", "rollback", "recover"))
+#: What to do about a reply that cannot be read, of operations that change the host: it leaves open what was done.
+_MADE = "the change may have been made: `ddtree-deploy status` and `history` say how the host stands"
+CHANGING = {
+    **dict.fromkeys(("apply", "rollback", "recover"), _MADE),
+    **dict.fromkeys(unit_replies.CHANGING, "it may have been done: `ddtree-deploy status` says how the service stands"),
+}
 
 
 def check_reply(
@@ -37,11 +55,31 @@ def check_reply(
             MESSAGES[operation](message)
         if shape is _STATUS:
             _check_whole(args, result, messages)
-    except _WRONG as error:
-        hint = "run it again; if it persists, look at the host's python"
-        if operation in CHANGING:
-            hint = "the change may have been made: `ddtree-deploy status` and `history` say how the host stands"
-        raise DeployError("DD307", f"{host}: the reply cannot be true: {error}", hint) from None
+        elif operation == "unit_look":
+            unit_replies.check_look(args, result)
+    except WRONG as error:
+        raise _refused(host, operation, error) from None
+
+
+def check_message(host: str, operation: str, message: Any) -> None:
+    """Raises DeployError DD307 for a message that ``operation`` cannot send on its way."""
+    try:
+        MESSAGES[operation](message)
+    except WRONG as error:
+        raise _refused(host, operation, error) from None
+
+
+def check_progress(host: str, value: Any) -> None:
+    """Raises DeployError DD307 for what is no progress of any operation."""
+    try:
+        _PROGRESS(value)
+    except WRONG as error:
+        raise _refused(host, "", error) from None
+
+
+def _refused(host: str, operation: str, error: Exception) -> DeployError:
+    hint = CHANGING.get(operation, "run it again; if it persists, look at the host's python")
+    return DeployError("DD307", f"{host}: the reply cannot be true: {error}", hint)
 
 
 def _check_whole(args: Mapping[str, Any], status: Mapping[str, Any], messages: Sequence[Any]) -> None:
@@ -59,81 +97,14 @@ def _check_whole(args: Mapping[str, Any], status: Mapping[str, Any], messages: S
             raise ValueError(f"the content of {path} is missing")
 
 
-def _kind(*kinds: type) -> Shape:
-    names = " or ".join(kind.__name__ for kind in kinds)
-
-    def check(value: Any) -> None:
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ValueError(f"{str(value)[:60]!r} is not {names}")
-
-    return check
-
-
-def _maybe(shape: Shape) -> Shape:
-    def check(value: Any) -> None:
-        if value is not None:
-            shape(value)
-
-    return check
-
-
-def _at(where: str, shape: Shape, value: Any) -> None:
-    try:
-        shape(value)
-    except _WRONG as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _list(shape: Shape) -> Shape:
-    def check(value: Any) -> None:
-        _kind(list)(value)
-        for at, item in enumerate(value):
-            _at(str(at), shape, item)
-
-    return check
-
-
-def _map(shape: Shape, key: Shape | None = None) -> Shape:
-    def check(value: Any) -> None:
-        _kind(dict)(value)
-        for name, item in value.items():
-            if key is not None:
-                key(name)
-            _at(name, shape, item)
-
-    return check
-
-
-def _table(optional: Mapping[str, Shape] | None = None, **fields: Shape) -> Shape:
-    def check(value: Any) -> None:
-        _kind(dict)(value)
-        for name, shape in fields.items():
-            if name not in value:
-                raise ValueError(f"{name} is missing")
-            _at(name, shape, value[name])
-        for name, shape in (optional or {}).items():
-            if name in value:
-                _at(name, shape, value[name])
-
-    return check
-
-
 def _path(value: Any) -> None:
     package_path(value)
 
 
 def _no_twice(value: Any) -> None:
-    _list(_path)(value)
+    list_of(_path)(value)
     if len(set(value)) != len(value):
         raise ValueError("a path twice")
-
-
-def _entry(value: Any) -> None:
-    if isinstance(value, dict) and value.get("kind") == "other":
-        return
-    check_entry(value)
-    if value is not None and value["kind"] == "file" and not 0 <= value["size"] <= MAX_SIZE:
-        raise ValueError(f"a file of {value['size']} bytes")
 
 
 def _layers(value: Any) -> None:
@@ -148,83 +119,79 @@ def _sha256(value: Any) -> None:
         raise ValueError(f"{str(value)[:70]!r} is no sha256")
 
 
-def _history(value: Any) -> None:
-    if not is_history(value):
-        raise ValueError("no line of a history")
-    told = {"kind": _TEXT, "time": _TEXT, "who": _TEXT, "outcome": _TEXT, "reason": _maybe(_TEXT)}
-    _table(told)(value)
-
-
-_TEXT, _NUMBER, _FLAG = _kind(str), _kind(int), _kind(bool)
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\Z")
-
-
 def _last(value: Any) -> None:
-    _history(value)
-    if not _MOMENT.match(str(value.get("time"))):
-        raise ValueError("time: no moment")
+    history(value)
+    moment(value["time"])
 
 
-_ROOT = _table(
-    site=_TEXT,
-    parts=_list(_path),
-    version=_maybe(_TEXT),
-    python=_map(_kind(str)),
-    foreign_python=_maybe(_TEXT),
-    editable=_FLAG,
+_ROOT = table(
+    site=TEXT,
+    parts=list_of(_path),
+    version=maybe(TEXT),
+    python=map_of(kind_of(str)),
+    foreign_python=maybe(TEXT),
+    editable=FLAG,
 )
-_PROCESS = _table(pid=_NUMBER, command=_TEXT, why=_TEXT, certain=_FLAG, started=_maybe(_kind(int, float)))
-_GIT = _table({"problem": _TEXT})
-_HEAD = _table(commit=_TEXT, files=_NUMBER, differs=_no_twice, untracked=_no_twice, missing=_no_twice)
+_PROCESS = table(pid=NUMBER, command=TEXT, why=TEXT, certain=FLAG, started=maybe(kind_of(int, float)))
+_GIT = table({"problem": TEXT})
+_HEAD = table(commit=TEXT, files=NUMBER, differs=_no_twice, untracked=_no_twice, missing=_no_twice)
 
 
 def _git(value: Any) -> None:
     (_GIT if isinstance(value, dict) and "problem" in value else _HEAD)(value)
 
 
-_RECORD = _table(
-    {"hashes": _map(_sha256, _path), "git": _maybe(_git)},
-    state=_TEXT,
-    files=_NUMBER,
+_RECORD = table(
+    {"hashes": map_of(_sha256, _path), "git": maybe(_git)},
+    state=TEXT,
+    files=NUMBER,
     differs=_no_twice,
     unlisted=_no_twice,
     missing=_no_twice,
 )
-_STATUS = _table(
+_STATUS = table(
     root=_ROOT,
-    state_dir=_maybe(_TEXT),
+    state_dir=maybe(TEXT),
     layers=_layers,
-    reinstalled=_list(_TEXT),
-    survivors=_list(_path),
-    back=_map(_list(_TEXT)),
-    entries=_map(_entry, _path),
-    linked=_map(_entry, _path),
-    record=_maybe(_RECORD),
-    processes=_list(_PROCESS),
-    holder=_maybe(_kind(dict)),
-    interrupted=_maybe(_history),
-    last=_maybe(_last),
+    reinstalled=list_of(TEXT),
+    survivors=list_of(_path),
+    back=map_of(list_of(TEXT)),
+    entries=map_of(entry, _path),
+    linked=map_of(entry, _path),
+    record=maybe(_RECORD),
+    processes=list_of(_PROCESS),
+    holder=maybe(kind_of(dict)),
+    interrupted=maybe(history),
+    last=maybe(_last),
 )
-_FILES = _map(_entry, _path)
-_NOTES = _list(_TEXT)
-_SETS = _list(_table(name=_TEXT, version=_TEXT))
+_FILES = map_of(entry, _path)
+_PROGRESS = table(done=count, total=count, what=TEXT)
+_RECOVERED = table(history=history, action=one_of(("finished", "undone")), paths=list_of(_path), notes=NOTES)
+_NOTHING = table(action=one_of(("nothing",)), paths=list_of(_path), notes=NOTES)
+
+
+def _recover(value: Any) -> None:
+    (_NOTHING if isinstance(value, dict) and value.get("action") == "nothing" else _RECOVERED)(value)
+
 
 REPLIES: Mapping[str, Shape] = {
     "status": _STATUS,
     "plan": _STATUS,
-    "stored": _table(linked=_map(_entry), missing=_map(_TEXT)),
-    "apply": _table(files=_FILES, notes=_NOTES, processes=_list(_PROCESS), transaction=_TEXT),
-    "rollback": _table(
-        {"back": _SETS, "removed": _SETS, "left": _SETS, "saved": _list(_TEXT)},
+    "stored": table(linked=map_of(entry), missing=map_of(TEXT)),
+    "apply": table(files=_FILES, notes=NOTES, processes=list_of(_PROCESS), transaction=TEXT),
+    "rollback": table(
+        {"back": SETS, "removed": SETS, "left": SETS, "saved": list_of(TEXT)},
         files=_FILES,
-        notes=_NOTES,
-        processes=_list(_PROCESS),
+        notes=NOTES,
+        processes=list_of(_PROCESS),
     ),
-    "recover": _table({"history": _history}, action=_TEXT, paths=_list(_path), notes=_NOTES),
-    "outcome": _table(outcome=_TEXT, files=_FILES, state_dir=_maybe(_TEXT)),
-    "history": _table(root=_ROOT, history=_list(_history)),
+    "recover": _recover,
+    "outcome": table(outcome=TEXT, files=_FILES, state_dir=maybe(TEXT)),
+    "history": table(root=_ROOT, history=list_of(history)),
+    **unit_replies.REPLIES,
 }
 MESSAGES: Mapping[str, Shape] = {
-    "plan": _table(contents=_no_twice),
-    "stored": _table(contents=_list(_NUMBER)),
+    "plan": table(contents=_no_twice),
+    "stored": table(contents=list_of(NUMBER)),
+    **unit_replies.MESSAGES,
 }

@@ -15,7 +15,7 @@ from ddtree_deploy.agent import bundle, protocol
 from ddtree_deploy.agent.protocol import MessageReader, MessageWriter, ProtocolError
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.hosts.refusals import NoAgent, explain
-from ddtree_deploy.hosts.replies import check_reply
+from ddtree_deploy.hosts.replies import check_progress, check_reply
 from ddtree_deploy.hosts.target import Target
 from ddtree_deploy.hosts.transport import RemoteProcess, Transport
 from ddtree_deploy.hosts.watch import SILENT, Watch
@@ -170,6 +170,8 @@ class Exchange:
                 value = protocol.decode(payload)
                 if kind == protocol.ERROR:
                     raise self._reported(value)
+                if kind == protocol.PROGRESS:
+                    check_progress(self._host, value)
                 yield kind.decode("ascii"), value
         except ProtocolError as error:
             if self._process.wait() is None or "ended" in str(error):
@@ -177,7 +179,8 @@ class Exchange:
             raise DeployError("DD307", f"{self._host}: {error}", "run it again; if it persists, report it") from error
 
     def _reported(self, value: Mapping[str, Any]) -> DeployError:
-        details = [str(line) for line in value.get("details") or []]
+        said = value.get("details")
+        details = [str(line) for line in said] if isinstance(said, list) else []
         code = str(value.get("code"))
         if code == "DD901":
             details += self._process.stderr().strip().splitlines()[-3:]

@@ -60,7 +60,7 @@ def verify_bytes(
         return window * state_bytes(recurrent, tp, ssm_bytes=ssm_bytes)
     channels, value_heads = _channels(recurrent, tp), recurrent.value_heads // tp
     inputs = window * recurrent.layers * (2 * channels * activation_bytes + 8 * value_heads)
-    return inputs + branch_slots(window) * value_heads * recurrent.value_dim * recurrent.key_dim * 4
+    return inputs + max(1, branch_slots(window)) * value_heads * recurrent.value_dim * recurrent.key_dim * 4
 
 
 def branch_slots(window: int) -> int:

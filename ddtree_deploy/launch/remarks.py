@@ -47,7 +47,10 @@ def notes(service: Service, engine: Version, known: Known) -> Iterator[str]:
         yield f"sglang {engine} is newer than {flags.NEWEST}, the last version whose flags are known"
     if service.speculative and known.drafter is None:
         overridden = '"rope_theta"' in (service.json_model_override_args or "")
-        read = known.engine.tree.draft_rope_read if known.engine else engine >= legality.DRAFTER_ROPE_READ
+        # Where DDTREE runs, dflash-fixes is applied: the set requires it.
+        read = engine >= legality.DRAFTER_ROPE_READ or service.algorithm == "DDTREE"
+        if known.engine:
+            read = known.engine.tree.draft_rope_read
         if not read and not overridden:
             yield (
                 f"sglang {engine} reads the drafter's rope base wrong where its config has rope_parameters: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ddtree_deploy.hosts.replies import check_message, check_reply
 from ddtree_deploy.hosts.session import HostSession
 
 
@@ -12,7 +13,11 @@ def log_lines(session: HostSession, unit: str, *, lines: int, follow: bool) -> I
 
     What the host knows to be a secret of the service is masked there. Raises DeployError as every call.
     """
-    with session.exchange("unit_log", {"unit": unit, "lines": lines, "follow": follow}) as exchange:
+    args = {"unit": unit, "lines": lines, "follow": follow}
+    with session.exchange("unit_log", args) as exchange:
         for kind, payload in exchange.frames():
             if kind == "J":
-                yield from (str(line) for line in payload["lines"])
+                check_message(session.target.name, "unit_log", payload)
+                yield from payload["lines"]
+            elif kind == "Q":
+                check_reply(session.target.name, "unit_log", args, payload)

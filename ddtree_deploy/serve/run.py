@@ -8,6 +8,7 @@ from typing import Any
 
 from ddtree_deploy.console import Console
 from ddtree_deploy.errors import DeployError
+from ddtree_deploy.hosts.replies import check_message, check_reply
 from ddtree_deploy.hosts.session import ConnectionLost, HostSession
 from ddtree_deploy.serve.causes import Cause, find_cause, telling_lines
 from ddtree_deploy.serve.verdict import Verdict, judge
@@ -74,8 +75,10 @@ def serve(
                     if kind == "P":
                         progress(int(payload["done"]), int(payload["total"]), str(payload["what"]))
                     elif kind == "J":
+                        check_message(host, "unit_serve", payload)
                         console.note(f"{host}: {payload['elapsed_s']:>6} s  {payload['phase']}")
                     elif kind == "Q":
+                        check_reply(host, "unit_serve", args, payload)
                         result = payload
         except ConnectionLost:
             raise DeployError(

@@ -20,9 +20,14 @@ class _Link:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # The client's connect() returned at once: the handshake's round trip is made up for here.
         await asyncio.sleep(2 * self.half)
-        with contextlib.suppress(OSError):
+        try:
             up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.port)
             await asyncio.gather(self.forward(reader, up_writer), self.forward(up_reader, writer))
+            up_writer.close()
+        except OSError:
+            pass
+        finally:
+            writer.close()
 
     async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()

@@ -107,10 +107,9 @@ document has a `schema`, such as `ddtree-deploy.status/1`: the kind of the docum
 keys may be added, so leave out of account what you do not know; a key that goes, or a type or meaning that changes,
 raises the version.
 
-- A command that fails prints a document of the kind `error`, and its exit status is in it. `apply` and `launch` on a
-  host, which report in full also when a service did not come up, put the same object under `error` into their own.
-- A command line that cannot be parsed at all (an unknown option) gives no document: exit status 2, the message on
-  stderr.
+- A command that fails prints a document of the kind `error`, and its exit status is in it; so does a command line with
+  `--json` in it that cannot be parsed (an unknown option: exit status 2). `apply` and `launch` on a host, which report
+  in full also when a service did not come up, put the same object under `error` into their own.
 - On several hosts (`--host` given again, `--label`) each document takes one line, in the order in which the hosts
   end, with the host's name as `host`; the last line is a document of the kind `fleet`. The exit status is the worst.
 - `patchset show`, `demo` and `logs --follow` have no document.

@@ -43,6 +43,14 @@ def test_as_a_document(cli):
     assert touched["DFlashVerifyInput.prepare_for_verify"] == ["0001-rebuild-mamba-track-indices.patch"]
 
 
+def test_an_engine_with_itself(cli):
+    for extra in ((), ("--json",)):
+        result = cli.run(*FIXES, "--from", "0.5.11", "--to", "0.5.11", *extra)
+        assert result.status == 2
+        assert result.err == "error[DD001]: --from and --to are both 0.5.11\n\nhint: name two versions\n"
+    assert result.json["error"]["code"] == "DD001"
+
+
 def test_without_a_set_all_that_serve_the_version(cli):
     found = cli.run("impact", "--from", "0.5.12", "--to", "0.5.12.post1", "--json").json["sets"]
     assert [item["name"] for item in found] == ["dflash-fixes"]

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,7 +24,25 @@ from ddtree_deploy.hosts.local import LocalTransport
 from ddtree_deploy.hosts.replies import check_reply
 from tests.cli.harness import ONE, Cli
 
-ODD = [None, True, -1, 2**70, 0.5, "", "x", "../x", "sglang/../x", "/etc/passwd", [], [None], ["x", "x"], {}, {"x": 1}]
+ODD = [
+    None,
+    True,
+    -1,
+    2**70,
+    10**400,
+    0.5,
+    float("nan"),
+    "",
+    "x",
+    "../x",
+    "sglang/../x",
+    "/etc/passwd",
+    [],
+    [None],
+    ["x", "x"],
+    {},
+    {"x": 1},
+]
 
 
 class Recording:
@@ -124,12 +142,13 @@ class _Process:
 class Liar:
     """A user whose host's replies can be changed."""
 
-    def __init__(self, cli: Cli, monkeypatch) -> None:
+    def __init__(self, cli: Cli, monkeypatch, where: Sequence[str] = ()) -> None:
         self.cli = cli
         self._patch = monkeypatch
         (cli.folder / "patches").mkdir()
         monkeypatch.setenv("DDTREE_DEPLOY_PATCHES", str(cli.folder / "patches"))
-        self.where = ["--host", f"local:{cli.site}", "--python", sys.executable, "--state-dir", str(cli.state)]
+        here = ["--host", f"local:{cli.site}", "--python", sys.executable, "--state-dir", str(cli.state)]
+        self.where = where or here
 
     def _run(self, transport, *arguments: str):
         self._patch.setattr(connect_module, "connect", lambda _target, **_options: transport)
@@ -161,6 +180,7 @@ def recorded(liar):
         ("apply", patch),
         ("status", "--files"),
         ("history",),
+        ("recover",),
         ("rollback", "one"),
     )
     return {command: liar.record(*command) for command in commands}
@@ -191,6 +211,16 @@ def changed(value, path, replacement):
 _GONE = object()
 
 
+def tell_a_lie(data, frames) -> tuple:
+    """Change one drawn place in one of an answer's frames; returns the place."""
+    at = data.draw(st.sampled_from([at for at, (kind, _payload) in enumerate(frames) if kind in (b"Q", b"J", b"P")]))
+    value = json.loads(frames[at][1])
+    path = data.draw(st.sampled_from(sorted(places(value), key=str)))
+    lie = changed(value, path, data.draw(st.sampled_from([_GONE, *ODD])))
+    frames[at] = (frames[at][0], json.dumps(lie).encode("ascii"))
+    return path
+
+
 def test_honest_replies_are_believed(liar, recorded):
     for command, messages in recorded.items():
         assert liar.replay(messages, *command).status == 0, command
@@ -201,14 +231,7 @@ def test_honest_replies_are_believed(liar, recorded):
 def test_one_changed_place_never_breaks_the_command(liar, recorded, data):
     command = data.draw(st.sampled_from(list(recorded)))
     messages = [list(message) for message in recorded[command]]
-    # `status` asks for the services, too: another room's reply.
-    last = 0 if command[0] == "status" else len(messages) - 1
-    frames = messages[data.draw(st.integers(0, last))]
-    at = data.draw(st.sampled_from([at for at, (kind, _payload) in enumerate(frames) if kind in (b"Q", b"J")]))
-    value = json.loads(frames[at][1])
-    path = data.draw(st.sampled_from(sorted(places(value), key=str)))
-    lie = changed(value, path, data.draw(st.sampled_from([_GONE, *ODD])))
-    frames[at] = (frames[at][0], json.dumps(lie).encode("ascii"))
+    path = tell_a_lie(data, messages[data.draw(st.integers(0, len(messages) - 1))])
     for extra in ([], ["--json"]):
         result = liar.replay(messages, *command, *extra)
         assert result.status != 8, (command, path, result.err)
@@ -235,6 +258,10 @@ def test_one_changed_place_never_breaks_the_command(liar, recorded, data):
         (("layers",), ["x"], "a layer"),
         (("root", "version"), 5, "root: version: '5' is not str"),
         (("processes",), [{"pid": "1"}], "processes: 0: pid"),
+        (("last", "time"), "2026-13-41T25:61:61Z", "last: .* does not match"),
+        (("last", "time"), "2026-01-01T00:00:00Z\n", "last: .* is no moment"),
+        (("entries", "sglang/srt/a.py\n"), None, "control characters"),
+        (("entries", "sglang/srt/a.py", "sha256"), "0" * 64 + "\n", "bad sha256"),
     ],
 )
 def test_what_is_said_of_a_lie(recorded, where, lie, words):

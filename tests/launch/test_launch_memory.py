@@ -280,9 +280,9 @@ def test_a_trees_states_as_the_set_counts_them() -> None:
     """The formula by which the shipped set has the engine reserve, where it has one: ddtree from 1.1 on."""
     for source in patches_dir().glob("ddtree/new/sglang/srt/speculative/ddtree_states.py"):
         tree = sources.cut(source.with_name("ddtree_tree.py").read_bytes(), "branch_slots")
-        nodes = tree | sources.cut(source.read_bytes(), "verify_bytes")
+        nodes = tree | sources.cut(source.read_bytes(), "verify_bytes", "_slots")
         engine = sources.run(nodes, {"prod": math.prod, "verifies_trees": lambda args: True})
-        for name, tp, window in itertools.product(HYBRIDS, TPS, (16, 17, 31, 32, 64)):
+        for name, tp, window in itertools.product(HYBRIDS, TPS, (1, 2, 3, 16, 17, 31, 32, 64)):
             part = models.target(name).recurrent
             assert part is not None
             shape = SimpleNamespace(

@@ -154,12 +154,12 @@ def all_reduce(facts: Facts) -> Iterator[Saying]:
             "peer transfers are damaged on the way",
             mend="switch ACS and the IOMMU off in the BIOS; until then NCCL_P2P_DISABLE = 1",
         )
-    if times and not failed and not wrong:
+    if len(times) > 1 and not failed and not wrong:
         ranks, slowest = len(times), max(times)
         rate = 2 * (ranks - 1) / ranks * size / slowest / 1e9 if slowest else 0.0
         yield note(
-            f"an all-reduce of {size // _MIB} MiB takes {slowest * 1e3:.2f} ms over {ranks} GPU(s)",
-            *([f"{rate:.1f} GB/s on the bus"] if ranks > 1 else []),
+            f"an all-reduce of {size // _MIB} MiB takes {slowest * 1e3:.2f} ms over {ranks} GPUs",
+            f"{rate:.1f} GB/s on the bus",
         )
 
 
