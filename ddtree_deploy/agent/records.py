@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Dict
 
+from .protocol import AgentError
 from .root import PACKAGE
 from .tree import TEMP_PREFIX, check_path
 
@@ -15,6 +16,7 @@ STATES = ("prepared", "staged", "committed", "undone")
 #: Checks a path of the state's own tree: returns it, or raises AgentError DD105.
 PathCheck = Callable[[Any], str]
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_UNIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\.service\Z")
 
 
 def _is(value: Any, kind: type, what: str) -> Any:
@@ -50,6 +52,13 @@ def _check_owner(value: Any) -> None:
 def package_path(path: Any) -> str:
     """``path`` if it is a clean one below the package folder; raises AgentError DD105."""
     return check_path(path, PACKAGE)
+
+
+def check_unit(name: Any) -> str:
+    """``name`` if a unit of ours may be called so; raises AgentError DD307."""
+    if isinstance(name, str) and _UNIT.match(name):
+        return name
+    raise AgentError("DD307", "bad unit name %r" % (name,))
 
 
 def check_layer(layer: Any, check: PathCheck = package_path) -> None:

@@ -13,24 +13,17 @@ import stat
 from typing import Any, Dict, List, Optional
 
 from .protocol import AgentError
+from .records import check_unit
 from .root import Place
 from .supervisor import assignments
 from .tree import check_path
 
 IDENTITY = "unit:"
 UNIT_FOLDER = "etc/systemd/system"
-_UNIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\.service\Z")
 _ASSIGNMENT = re.compile(r"^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY|APIKEY|CREDENTIALS?)(_|$)", re.IGNORECASE)
 _FORBIDDEN = ("proc", "sys", "dev", "run")
 _LIMIT = 1 << 20
-
-
-def check_unit(name: Any) -> str:
-    """``name`` if a unit of ours may be called so; raises AgentError DD307."""
-    if isinstance(name, str) and _UNIT.match(name):
-        return name
-    raise AgentError("DD307", "bad unit name %r" % (name,))
 
 
 def user_base() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddtree_deploy.agent.unitfiles import check_unit
+from ddtree_deploy.agent.records import check_unit
 from ddtree_deploy.hosts.shapes import (
     FLAG,
     NOTES,

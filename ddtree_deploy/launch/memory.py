@@ -60,12 +60,16 @@ def verify_bytes(
         return window * state_bytes(recurrent, tp, ssm_bytes=ssm_bytes)
     channels, value_heads = _channels(recurrent, tp), recurrent.value_heads // tp
     inputs = window * recurrent.layers * (2 * channels * activation_bytes + 8 * value_heads)
-    return inputs + max(1, branch_slots(window)) * value_heads * recurrent.value_dim * recurrent.key_dim * 4
+    return inputs + branch_slots(window) * value_heads * recurrent.value_dim * recurrent.key_dim * 4
 
 
 def branch_slots(window: int) -> int:
-    """States that are open at once in a tree of that many nodes, the smallest subtrees being visited first."""
-    return (window + 1).bit_length() - 2
+    """States that a compact tree of that many nodes reserves: as many as can be open at once, at least one.
+
+    Open are those of nodes with a further child to come that is no leaf, the smallest subtrees being visited first.
+    Source: ``branch_slots`` of the set ``ddtree``, which proves it.
+    """
+    return max(1, ((window + 1) // 3).bit_length() - 1)
 
 
 def kv_bytes_per_token(model: Model, tp: int, kv_dtype: str | None = None) -> int:

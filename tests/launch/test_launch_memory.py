@@ -325,7 +325,9 @@ def test_states_of_a_verify_in_gib(name: str, requests: int, window: int, gib: t
         assert found == pytest.approx(wanted, abs=0.12)
 
 
-@pytest.mark.parametrize(("window", "branches", "megabytes"), [(16, 3, 41.2), (32, 4, 76.1), (64, 5, 142.7)])
+@pytest.mark.parametrize(
+    ("window", "branches", "megabytes"), [(1, 1, 5.2), (16, 2, 38.0), (32, 3, 72.9), (64, 4, 139.6)]
+)
 def test_a_compact_tree_in_megabytes(window: int, branches: int, megabytes: float) -> None:
     """27B at TP 1: two rows of 10240 channels and two numbers a head for each node and layer, a few states."""
     recurrent = models.target("qwen3.6-27b").recurrent
