@@ -70,6 +70,8 @@ def delayed(port: int, round_trip: float) -> Iterator[int]:
         ready.set()
         await stop.wait()
         server.close()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
     thread.start()

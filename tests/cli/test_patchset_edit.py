@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from tests.patching.difftools import GIT_ENV
 from tests.patching.sets import changed_copy
 
 ENGINE = "0.5.11"
+OTHER_ENGINES = ("0.5.12", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.18")
 FIXES = "dflash-fixes"
 INFO = "sglang/srt/speculative/dflash_info.py"
 MODEL = "sglang/srt/models/dflash.py"
@@ -309,6 +312,37 @@ def test_order_of_the_shipped_sets(cli, sets, wheelhouse_of_one):
     done = cli.run("patchset", "drop", FIXES, first, "--engine", ENGINE, "--bump", "major")
     assert done.status == 0, done.err
     assert done.out == f"{first}: dropped\n"
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize("engine", OTHER_ENGINES)
+def test_every_command_on_a_later_engine(cli, wheelhouse, monkeypatch, engine):
+    """From an idea to two patches, in another order, one dropped: on the engine as published, on top of a set."""
+    folder = cli.folder / "patches"
+    shutil.copytree(patches_dir() / FIXES, folder / FIXES)
+    monkeypatch.setenv("DDTREE_DEPLOY_PATCHES", str(folder))
+    monkeypatch.setenv("DDTREE_DEPLOY_WHEELHOUSE", str(wheelhouse))
+    monkeypatch.setenv("DDTREE_DEPLOY_OFFLINE", "1")
+
+    def patchset(*words):
+        done = cli.run("patchset", *words)
+        assert done.status == 0, done.err
+        return done
+
+    patchset("new", "mine", "--engine", engine, "--summary", "Two things", "--requires", FIXES)
+    tree = Path(patchset("edit", "mine").out.strip())
+    for number, path in enumerate(("sglang/srt/speculative/spec_info.py", INFO), 1):
+        with (tree / path).open("a") as file:
+            file.write(f"\n\nMINE = {number}\n")
+        patchset("refresh", "mine", "--new", f"thing-{number}")
+    names = [f"{number:04d}-thing-{number}.patch" for number in (1, 2)]
+    assert [patch.name for patch in load_sets(folder)["mine"].families[engine].patches] == names
+    patchset("reorder", "mine", names[1], names[0])
+    checked = patchset("check", "mine", "--json").json
+    assert [(item["set"], item["engine"], item["good"]) for item in checked["checks"]] == [("mine", engine, True)]
+    patchset("drop", "mine", names[0])
+    (left,) = load_sets(folder)["mine"].families[engine].patches
+    assert (left.name, list(load_sets(folder)["mine"].families[engine].hashes[engine])) == (names[1], [INFO])
 
 
 def _git(folder, *command):
