@@ -39,8 +39,8 @@ def find_def(
 
     A file that holds the symbol and does not parse is listed. Exit status 0 with a definition, 1 without.
     """
+    from ddtree_deploy.hosts.session import HostSession
     from ddtree_deploy.snapshots import search
-    from ddtree_deploy.snapshots.store import Snapshot
 
     console = opt.console_of(ctx, json_mode)
     request: dict[str, Any] = {
@@ -54,10 +54,10 @@ def find_def(
     files = search.Where(tuple(include or ()), tuple(exclude or ()), under)
     choice = opt.HostChoice(None, host, inventory, python, root, None, accept_new, sudo)
     with where.place(choice, snapshot, console) as searched:
-        if isinstance(searched, Snapshot):
-            found = search.find_snapshot(searched, request, files)
-        else:
+        if isinstance(searched, HostSession):
             found = search.find_host(searched, request, files)
+        else:
+            found = search.find_snapshot(searched, request, files)
     if json_mode:
         console.document(
             "find-def",

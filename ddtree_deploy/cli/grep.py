@@ -38,8 +38,8 @@ def grep(
 
     Prints path:line:text, sorted by path. Exit status 0 with a match, 1 without.
     """
+    from ddtree_deploy.hosts.session import HostSession
     from ddtree_deploy.snapshots import search
-    from ddtree_deploy.snapshots.store import Snapshot
 
     console = opt.console_of(ctx, json_mode)
     request: dict[str, Any] = {
@@ -57,10 +57,10 @@ def grep(
     choice = opt.HostChoice(None, host, inventory, python, root, None, accept_new, sudo)
     found = False
     with where.place(choice, snapshot, console) as searched:
-        if isinstance(searched, Snapshot):
-            hits = search.grep_snapshot(searched, request, files)
-        else:
+        if isinstance(searched, HostSession):
             hits = search.grep_host(searched, request, files)
+        else:
+            hits = search.grep_snapshot(searched, request, files)
         if json_mode:
             listed = [hit._asdict() for hit in hits]
             console.document("grep", {"pattern": pattern, "hits": listed})

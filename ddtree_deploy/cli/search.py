@@ -30,14 +30,16 @@ UnderOption = Annotated[
 @contextmanager
 def place(choice: opt.HostChoice, snapshot: str | None, console: Console) -> Iterator[HostSession | Snapshot]:
     """The session or the snapshot to search: what was named, else the default host, else the newest snapshot."""
-    from ddtree_deploy.snapshots.store import Store
-
     if snapshot is not None:
+        from ddtree_deploy.snapshots.store import Store
+
         yield Store.default().find(snapshot, choice.host)
         return
     if choice.host is None:
         inventory = opt.load(choice)
         if inventory.shipped or inventory.default_host is None:
+            from ddtree_deploy.snapshots.store import Store
+
             every = Store.default().snapshots()
             if not every:
                 raise DeployError(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddtree_deploy.agent.definitions import (
     RANKS,
@@ -24,7 +24,10 @@ from ddtree_deploy.agent.protocol import AgentError
 from ddtree_deploy.agent.selection import Selection
 from ddtree_deploy.errors import DeployError
 from ddtree_deploy.hosts.session import HostSession
-from ddtree_deploy.snapshots.store import Snapshot
+
+if TYPE_CHECKING:
+    # A search on the host needs no store.
+    from ddtree_deploy.snapshots.store import Snapshot
 
 MAX_LINE = 16 * 1024 * 1024
 
