@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddtree_deploy.authoring.refresh import Wishes, _named, refresh
@@ -386,6 +386,7 @@ def try_refresh(stack, change, wishes):
 
 
 @given(edited_series(), st.sampled_from(["owners", "into", "new", "all"]), st.integers(1, 4))
+@example(([{F: b"", G: b""}, {G: b""}], {G: None}), "into", 1)  # a patch takes up the edit of a file it did not touch
 @SLOW
 def test_any_edit_is_given_back_exactly_or_refused(case, how, number):
     trees, change = case
@@ -409,7 +410,8 @@ def test_any_edit_is_given_back_exactly_or_refused(case, how, number):
     # What is before every edit, and what touches none of the edited files, is byte for byte as it was.
     for patch in stack.family.patches:
         paths = {path for diff in patch.diffs for path in diff.paths}
-        if levels[patch.name] < min(named, default=99) or not paths & set(change):
+        elsewhere = levels[patch.name] not in named and not paths & set(change)
+        if levels[patch.name] < min(named, default=99) or elsewhere:
             assert after[patch.name] == before[patch.name]
     if how == "all":
         assert {name: after[name] for name in before} == before
